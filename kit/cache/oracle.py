@@ -33,7 +33,7 @@ def read_trace(path: str | Path) -> Requests:
     except (OSError, ValueError, OverflowError) as error:
         message = f"cannot be read as CSV ({str(error).strip()}); it needs the columns tensor and nbytes, whole numbers"
         raise TraceError(f"{path}: {message}") from None
-    found = requests(frame)
-    if not len(found):
+    trace = requests(frame)
+    if not len(trace):
         raise TraceError(f"{path}: has no accesses; each row needs a tensor and its nbytes")
-    return found
+    return trace

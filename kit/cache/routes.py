@@ -159,14 +159,16 @@ def read_routes(path: str | Path) -> Routes:
         raise TraceError(f"{path}: is empty")
     reader = _json_lines if head.startswith("{") else _route_trace if head.startswith("#") else _moe_trace
     try:
-        found = reader(path, lines)
+        routes = reader(path, lines)
     except (TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path}: the model line (line 1) is invalid: {shown(error, 200)}") from None
-    if found.layers <= found.layer.max(initial=-1):
-        raise TraceError(f"{path}: uses layer {found.layer.max()}, but gives bytes for only {found.layers} layers")
-    if not (found.token >= found.prompt).any():
-        raise TraceError(f"{path}: names no expert" + f" of a token after the prompt's {found.prompt}" * bool(len(found.layer)))
-    return found
+    if routes.layers <= routes.layer.max(initial=-1):
+        raise TraceError(f"{path}: uses layer {routes.layer.max()}, but gives bytes for only {routes.layers} layers")
+    if not (routes.token >= routes.prompt).any():
+        raise TraceError(
+            f"{path}: names no expert" + f" of a token after the prompt's {routes.prompt}" * bool(len(routes.layer))
+        )
+    return routes
 
 
 def _route_trace(path, lines) -> Routes:
@@ -224,13 +226,13 @@ def _json_lines(path, lines) -> Routes:
         for column, cells in zip((token, layer, expert), (*where, ids), strict=True):
             column += cells
     rows = (np.array(column, np.int64) for column in (token, layer, expert))
-    found = _unsized(head.get("model", path.name), *rows, count(head.get("prompt", 0)))
+    routes = _unsized(head.get("model", path.name), *rows, count(head.get("prompt", 0)))
     if experts := head.get("expert_bytes"):
         dense = head.get("dense_bytes", [0] * len(experts))
         if len(dense) != len(experts):
             raise ValueError(f"it gives expert_bytes of {len(experts)} layers and dense_bytes of {len(dense)}")
-        found = replace(found, expert_bytes=sizes(experts), dense_bytes=sizes(dense))
-    return replace(found, experts=max(found.experts, count(head.get("experts", 0))))
+        routes = replace(routes, expert_bytes=sizes(experts), dense_bytes=sizes(dense))
+    return replace(routes, experts=max(routes.experts, count(head.get("experts", 0))))
 
 
 def _unsized(name, token, layer, expert, prompt) -> Routes:

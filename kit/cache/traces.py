@@ -33,10 +33,10 @@ class Requests:
     @property
     def objects(self) -> dict[str, int]:
         """Each key with the size of its first access, in order of first access."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for key, size in zip(self.keys, self.sizes, strict=True):
-            found.setdefault(key, size)
-        return found
+            sizes.setdefault(key, size)
+        return sizes
 
     @cached_property
     def working_set(self) -> int:

@@ -157,8 +157,8 @@ class GGUFFile(Shown):
 
     def large_share(self) -> float | None:
         """Share of what is mapped of the file that is by pages of 2 MiB; None: not known."""
-        found = [share for file in self._files or () if (share := large_pages.share(file.data)) is not None]
-        return sum(found) / len(found) if found else None
+        shares = [share for file in self._files or () if (share := large_pages.share(file.data)) is not None]
+        return sum(shares) / len(shares) if shares else None
 
     def unmap_pages(self) -> None:
         """Take the file's pages out of this process's page tables, so that any process can have the file read again."""

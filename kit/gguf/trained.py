@@ -114,8 +114,8 @@ def fetch(name: str, download: bool = False) -> Path:
 
 def _installed(part) -> bytes | None:
     module, _, path = part.path.partition("/")
-    found = importlib.util.find_spec(module)
-    paths = [Path(folder, path) for folder in found.submodule_search_locations or ()] if found else []
+    spec = importlib.util.find_spec(module)
+    paths = [Path(folder, path) for folder in spec.submodule_search_locations or ()] if spec else []
     return next((path.read_bytes() for path in paths if path.exists()), None)
 
 

@@ -76,11 +76,11 @@ def count(file, key: str, default: int = 0) -> int:
 
 def uses_of(file) -> list[Use]:
     """What a token uses, in order of use. ``file``: anything with architecture, metadata and tensors (shape, nbytes)."""
-    unread, found = unread_of(file), []
+    unread, uses = unread_of(file), []
     for place, (name, info) in enumerate(file.tensors.items()):
         if info.elements and not unread(name):
-            found.append((_when(name), place, Use(name, info.elements, info.nbytes, *_pieces(file, name, info.shape))))
-    return [use for *_, use in sorted(found)]
+            uses.append((_when(name), place, Use(name, info.elements, info.nbytes, *_pieces(file, name, info.shape))))
+    return [use for *_, use in sorted(uses)]
 
 
 def unread_of(file) -> Callable[[str], bool]:

@@ -73,8 +73,8 @@ class GGUFTokenizer(transformers.PreTrainedTokenizer):
         return self.own.framed([*token_ids_0, *(token_ids_1 or ())])
 
     def _convert_token_to_id(self, token):
-        found = self.own.token(token)
-        return self.own.unknown if found is None else found
+        number = self.own.token(token)
+        return self.own.unknown if number is None else number
 
     def _convert_id_to_token(self, index):
         return self.own.text(index)

@@ -48,17 +48,17 @@ def complete(group: click.Group) -> None:
 
 def values(name: str) -> list[str]:
     """All values of the parameter ``name``."""
-    found = list(_WORDS.get(name, ()))
+    words = list(_WORDS.get(name, ()))
     for table in _VALUES.get(name, ()):
         module, _, attribute = table.partition(":")
-        found += getattr(importlib.import_module(module), attribute)
-    return found
+        words += getattr(importlib.import_module(module), attribute)
+    return words
 
 
 def _items(name, ctx, incomplete) -> list[CompletionItem]:
-    found = [value for value in values(name) if value.startswith(incomplete)]
-    if name in _FILES and not found:
+    matching = [value for value in values(name) if value.startswith(incomplete)]
+    if name in _FILES and not matching:
         return [CompletionItem(incomplete, type="file")]
     if name in _FILES:  # a shell completes words or files: of the files, these come as words
-        found += sorted(path.name for path in Path().glob("*.gguf") if path.name.startswith(incomplete))
-    return [CompletionItem(value) for value in found]
+        matching += sorted(path.name for path in Path().glob("*.gguf") if path.name.startswith(incomplete))
+    return [CompletionItem(value) for value in matching]

@@ -37,11 +37,11 @@ def speed(path: Path, passes: int = PASSES) -> Disk:
     """Read up to MOST bytes of a file ``passes`` times, past the page cache. A disk of a virtual machine may still be its
     host's memory."""
     path = Path(path)
-    found = [gbps for _ in range(passes) if (gbps := _pass(path))]
-    if not found:
+    rates = [gbps for _ in range(passes) if (gbps := _pass(path))]
+    if not rates:
         return Disk(None, "this file system gives no way past the page cache")
     size = format_bytes(min(path.stat().st_size, MOST))
-    return Disk(max(found), f"past the page cache, best of {len(found)} passes over {size}", tuple(found))
+    return Disk(max(rates), f"past the page cache, best of {len(rates)} passes over {size}", tuple(rates))
 
 
 def _pass(path: Path) -> float | None:

@@ -49,14 +49,14 @@ def _noted(subject: str, finding: str, remedy: str = "") -> Check:
 def _libraries() -> list[Check]:
     bare = dict.fromkeys(("numpy", "torch", "numba", "gguf"), ("bad", "pip install --editable . in the checkout"))
     extra = ("note", f"{install('notebooks')} in your checkout, for notebooks, tables and figures")
-    found = {name: machine.library_version(name) for name in (*bare, "papermill", "jupyterlab")}
+    versions = {name: machine.library_version(name) for name in (*bare, "papermill", "jupyterlab")}
     return [Check(name, "ok", version) if version else Check(name, state, "not installed", remedy)
-            for name, version in found.items() for state, remedy in [bare.get(name, extra)]]  # fmt: skip
+            for name, version in versions.items() for state, remedy in [bare.get(name, extra)]]  # fmt: skip
 
 
 def _environment() -> Check:
-    found = [f"{name}={os.environ[name] if name != 'HF_TOKEN' else '...'}" for name in VARIABLES if name in os.environ]
-    return Check("variables", "ok", printable(", ".join(found)) or "none is set that the kit reads")
+    variables = [f"{name}={os.environ[name] if name != 'HF_TOKEN' else '...'}" for name in VARIABLES if name in os.environ]
+    return Check("variables", "ok", printable(", ".join(variables)) or "none is set that the kit reads")
 
 
 def _cores() -> Check:

@@ -16,14 +16,14 @@ def spreads() -> dict[str, tuple[float, float]]:
     middle of several runs."""
     path = data_file("drift.yaml")
     try:
-        found = {row["id"]: (float(row["factor"]), float(row["most"])) for row in read_yaml(path)}
+        factors = {row["id"]: (float(row["factor"]), float(row["most"])) for row in read_yaml(path)}
     except (KeyError, TypeError, ValueError) as error:
         raise ReportError(
             f"{path}: expected rows with id, factor and most ({error}): write the file with kit verify --keep"
         ) from None
-    if set(found) != set(KINDS) or not all(1 <= factor <= most for factor, most in found.values()):
+    if set(factors) != set(KINDS) or not all(1 <= factor <= most for factor, most in factors.values()):
         raise ReportError(f"{path}: {', '.join(KINDS)} need 1 <= factor <= most: write the file with kit verify --keep")
-    return found
+    return factors
 
 
 def kind_of_unit(unit: str) -> str | None:

@@ -32,30 +32,30 @@ class KnownLimits(NamedTuple):
 def known(probe: Callable[[], Machine], by: str) -> KnownLimits:
     """Measure the machine; a quiet probe is added to the shared store, and the best of all quiet ones is the limit. ``by``: the
     command or page that asks."""
-    found, others, disturbed = state.watched(probe)
+    measured, others, disturbed = state.watched(probe)
     others = others if disturbed else 0.0
-    samples = tuple(found.samples.get("read_gbps") or [found.read_gbps])
+    samples = tuple(measured.samples.get("read_gbps") or [measured.read_gbps])
     store = measurements.shared()
-    store.add(measurements.Reading(measurements.READ, "", samples, "GB/s", others=others, by=by, machine=found.id))
-    return best(found, others)
+    store.add(measurements.Reading(measurements.READ, "", samples, "GB/s", others=others, by=by, machine=measured.id))
+    return best(measured, others)
 
 
-def best(found: Machine, others: float = 0.0) -> KnownLimits:
+def best(measured: Machine, others: float = 0.0) -> KnownLimits:
     """A measured machine with the best bandwidth that the shared store has of it."""
-    row = measurements.shared().best(measurements.READ, "GB/s", machine=found.id)
-    if row is None or max(row.samples) <= found.read_gbps:
-        return KnownLimits(found, found.read_gbps, others)
+    row = measurements.shared().best(measurements.READ, "GB/s", machine=measured.id)
+    if row is None or max(row.samples) <= measured.read_gbps:
+        return KnownLimits(measured, measured.read_gbps, others)
     at = row.at[:10]
-    how = found.methods | {"read_gbps": f"the best known of this machine: {row.by} on {at}"}
-    limit = replace(found, read_gbps=max(row.samples), samples=found.samples | {"read_gbps": [*row.samples]}, methods=how)
-    return KnownLimits(limit, found.read_gbps, others, at)
+    how = measured.methods | {"read_gbps": f"the best known of this machine: {row.by} on {at}"}
+    limit = replace(measured, read_gbps=max(row.samples), samples=measured.samples | {"read_gbps": [*row.samples]}, methods=how)
+    return KnownLimits(limit, measured.read_gbps, others, at)
 
 
 def of_run(folder: Path, by: str) -> KnownLimits:
     """The machine of a run (kit.lab.machine.of_run), with the best bandwidth that is known of it, which the run then keeps."""
     path = Path(folder) / "environment.json"
     fresh = not path.exists()
-    found = known(lambda: machine.of_run(folder), by) if fresh else best(machine.of_run(folder))
-    if found.at and path.exists():
-        path.write_text(json.dumps(asdict(found.machine), indent=1) + "\n", encoding="utf-8")
-    return found
+    limits = known(lambda: machine.of_run(folder), by) if fresh else best(machine.of_run(folder))
+    if limits.at and path.exists():
+        path.write_text(json.dumps(asdict(limits.machine), indent=1) + "\n", encoding="utf-8")
+    return limits

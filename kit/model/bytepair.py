@@ -49,8 +49,8 @@ class BytePair(Tokenizer):
         return tuple(token for symbol in symbols for token in self._symbol(symbol))
 
     def _priority(self, left, right):
-        found = self._merges.find(left + b" " + right)
-        return None if found is None else -found
+        rank = self._merges.find(left + b" " + right)
+        return None if rank is None else -rank
 
     def _symbol(self, symbol):
         if (token := self._words.find(symbol)) is not None:

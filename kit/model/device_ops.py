@@ -28,8 +28,8 @@ class DeviceOps(CpuOps):
 
     def vector(self, name):
         stack, _, expert = name.removesuffix("]").partition("[")
-        found = self.model.vectors.get(stack)
-        return found[int(expert)] if expert and found is not None else found
+        vector = self.model.vectors.get(stack)
+        return vector[int(expert)] if expert and vector is not None else vector
 
     def input(self, x):
         return pack_activations(x.contiguous())

@@ -16,10 +16,10 @@ def kind_of(mixer) -> str:
 
 def by_kind(config: Config) -> dict[str, list[Memory]]:
     """Kind -> what each of its layers remembers, in order of the layers."""
-    found: dict[str, list[Memory]] = {}
+    kinds: dict[str, list[Memory]] = {}
     for layer in config.layers:
-        found.setdefault(kind_of(layer.mixer), []).append(layer.mixer.memory)
-    return found
+        kinds.setdefault(kind_of(layer.mixer), []).append(layer.mixer.memory)
+    return kinds
 
 
 def held(config: Config, positions: int) -> dict:

@@ -59,9 +59,9 @@ class SlotLayout:
 
     def reads(self, layer: int, expert: int, slot: memoryview, name: str) -> list[Read]:
         """The reads that bring an expert into its slot."""
-        found = []
+        reads = []
         for _, part, offset, each, _, place in self._by_layer[layer]:
             start = offset + expert * each
             first, last = start // PAGE * PAGE, -(-(start + each) // PAGE) * PAGE
-            found.append(Read(part, first, slot[place : place + last - first], start + each - first, name))
-        return found
+            reads.append(Read(part, first, slot[place : place + last - first], start + each - first, name))
+        return reads

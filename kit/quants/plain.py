@@ -51,10 +51,10 @@ def codes(format: Format, block) -> np.ndarray:
         return CODES[meaning.function](format, block).reshape(len(block), -1).astype(np.float32)
     if meaning.grid:
         return rows(format, block).reshape(len(block), -1).astype(np.float32)
-    found = integers(format, block, meaning, format.block_elements)
+    numbers = integers(format, block, meaning, format.block_elements)
     if meaning.values:
-        return np.array(meaning.values, np.float32)[found]
-    return found.astype(np.float32) - np.float32(meaning.less)
+        return np.array(meaning.values, np.float32)[numbers]
+    return numbers.astype(np.float32) - np.float32(meaning.less)
 
 
 def scales(format: Format, block) -> tuple[np.ndarray, np.ndarray | None]:
@@ -74,10 +74,10 @@ def scales(format: Format, block) -> tuple[np.ndarray, np.ndarray | None]:
 
 def integers(format: Format, block, numbers: Numbers, count: int) -> np.ndarray:
     """The integers 0 to ``count`` of planes of bits, the lowest bits first: (blocks, count) int32."""
-    found, bytes_ = np.zeros((len(block), count), np.int32), block[:, None].view(np.int8)
+    result, bytes_ = np.zeros((len(block), count), np.int32), block[:, None].view(np.int8)
     for byte, shift, mask, below in format.bit_fields(numbers, np.arange(count)):
-        found |= (bytes_[:, byte].astype(np.int32) >> shift & mask) << below
-    return found
+        result |= (bytes_[:, byte].astype(np.int32) >> shift & mask) << below
+    return result
 
 
 # ---- what lies in no planes: codes (blocks, ...) in the order of the weights

@@ -46,8 +46,8 @@ def _blocks(x: np.ndarray, format: Format) -> np.ndarray:
 
 def _nearest(values, x: np.ndarray) -> np.ndarray:
     """Index of the value that is nearest to each x, uint8."""
-    found, places = np.unique(values, return_index=True)
-    return places[np.searchsorted((found[1:] + found[:-1]) / 2, x)].astype(np.uint8)
+    distinct, places = np.unique(values, return_index=True)
+    return places[np.searchsorted((distinct[1:] + distinct[:-1]) / 2, x)].astype(np.uint8)
 
 
 def _range(format: Format, numbers: Numbers) -> tuple[float, float]:

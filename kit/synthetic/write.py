@@ -93,9 +93,9 @@ def _chunks(spec: TensorInfo, model: Geometry, seed: int) -> Iterator[np.ndarray
     if spec.name == "rope_freqs.weight":
         yield model.rope_scaling.factors(model.rope_base, model.head_dim).view(np.uint8)
         return
-    found = [drawn for ending, drawn in _DRAWN.items() if spec.name.endswith(ending)]
-    if found or len(spec.shape) == 1:
-        mean, sigma = found[0] if found else (1, 0.05)
+    draws = [drawn for ending, drawn in _DRAWN.items() if spec.name.endswith(ending)]
+    if draws or len(spec.shape) == 1:
+        mean, sigma = draws[0] if draws else (1, 0.05)
         numbers = mean + sigma * random.standard_normal(spec.shape, np.float32)
         yield (-np.exp(numbers) if spec.name.endswith("ssm_a") else numbers).view(np.uint8)
         return

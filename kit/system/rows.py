@@ -45,23 +45,23 @@ def whole_pages(data: np.ndarray) -> tuple[ctypes.c_void_p, ctypes.c_size_t]:
 
 
 def _proc_name() -> str:
-    found = re.search(r"^model name\s*:(.*)", text_of("/proc/cpuinfo"), re.M)
-    return " ".join(found[1].split()) if found else ""
+    match = re.search(r"^model name\s*:(.*)", text_of("/proc/cpuinfo"), re.M)
+    return " ".join(match[1].split()) if match else ""
 
 
 def _proc_peak() -> int:
-    found = re.search(r"^VmHWM:\s*(\d+) kB", text_of("/proc/self/status"), re.M)
-    return int(found[1]) << 10 if found else 0
+    match = re.search(r"^VmHWM:\s*(\d+) kB", text_of("/proc/self/status"), re.M)
+    return int(match[1]) << 10 if match else 0
 
 
 def _proc_facts() -> dict[str, str]:
     names = {"cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU revision"}  # x86; Arm
     lines = (line.partition(":") for line in text_of("/proc/cpuinfo").split("\n\n")[0].splitlines())
-    found = {name.strip(): value.strip() for name, _, value in lines if name.strip() in names}
+    facts = {name.strip(): value.strip() for name, _, value in lines if name.strip() in names}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = (text_of(index / name).strip() for name in ("level", "type", "size"))
-        found |= {f"L{level} {kind.lower()}": size} if size else {}  # a container may hide it
-    return found
+        facts |= {f"L{level} {kind.lower()}": size} if size else {}  # a container may hide it
+    return facts
 
 
 def _allowed_cores() -> int:
@@ -79,14 +79,14 @@ def _sys_caches() -> int:
 
 
 def _smaps(address: int) -> tuple[int, int]:
-    found, inside = {}, False
+    sizes, inside = {}, False
     for line in text_of("/proc/self/smaps").splitlines():
         name, _, rest = line.partition(" ")
         if "-" in name and not name.endswith(":"):
             inside = int(name.partition("-")[0], 16) == address
         elif inside and name in ("Rss:", "FilePmdMapped:", "AnonHugePages:"):
-            found[name] = int(rest.split()[0]) << 10
-    return found.get("Rss:", 0), found.get("FilePmdMapped:", 0) + found.get("AnonHugePages:", 0)
+            sizes[name] = int(rest.split()[0]) << 10
+    return sizes.get("Rss:", 0), sizes.get("FilePmdMapped:", 0) + sizes.get("AnonHugePages:", 0)
 
 
 # ---- macOS: sysctl, F_NOCACHE, msync, proc_pid_rusage
@@ -109,8 +109,8 @@ _SYSCTLS = {  # level 0: performance cores, 1: efficiency cores
 
 
 def _mac_facts() -> dict[str, str]:
-    found = {fact: str(value) for fact, name in _SYSCTLS.items() if (value := _sysctl(name))}
-    return found | ({"memory": "unified"} if _sysctl("hw.optional.arm64") else {})
+    facts = {fact: str(value) for fact, name in _SYSCTLS.items() if (value := _sysctl(name))}
+    return facts | ({"memory": "unified"} if _sysctl("hw.optional.arm64") else {})
 
 
 def _mac_cores() -> int:

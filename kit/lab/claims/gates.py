@@ -40,7 +40,7 @@ def _of(row: Record):
 def across(rows: Iterable[Record]) -> list[str]:
     """What the pages of one run say of one quantity and cannot both be true: two bounds of it, or a bound on one page that a
     measurement on another beats. A notebook that only bounds a quantity records it as computed, LEAST before its name."""
-    bounds, measured, found = defaultdict(dict), defaultdict(dict), []
+    bounds, measured, warnings = defaultdict(dict), defaultdict(dict), []
     for row in (row for row in rows if row.status == "ok"):
         key = row.quantity.removeprefix(LEAST), row.unit, str(row.parameters.get("device")), str(row.parameters.get("model"))
         computed = row.quantity.startswith(LEAST)
@@ -53,9 +53,11 @@ def across(rows: Iterable[Record]) -> list[str]:
         (one, low), (other, high) = (end(told.items(), key=itemgetter(1)) for end in (min, max))
         told_high = format_quantity(high, key[1])
         if high > NOISE * low:
-            found.append(f"{key[0]} is at least {format_quantity(low, key[1])} on {one} and {told_high} on {other}: two bounds")
-        found += [
+            warnings.append(
+                f"{key[0]} is at least {format_quantity(low, key[1])} on {one} and {told_high} on {other}: two bounds"
+            )
+        warnings += [
             f"{key[0]} takes {format_quantity(value, key[1])} on {name} and at least {told_high} on {other}: the bound is wrong"
             for name, value in measured[key].items() if name != other and NOISE * value < high
         ]  # fmt: skip
-    return found
+    return warnings

@@ -69,15 +69,15 @@ def machine_rows(folders: Sequence[Path]) -> tuple[list[str], list[ComparedClaim
     several profiles, models or devices."""
     books = [book.read(folder) for folder in folders]
     settings = _one_experiment(folders, books, SETTINGS[1:])
-    found = defaultdict(list)
+    by_name = defaultdict(list)
     for setting, one in zip(settings, books, strict=True):
-        found[setting["machine"]].append(one)
-    if len(found) < 2:
-        raise ReportError(f"these runs are all of one machine, {', '.join(found)}: leave out --across")
-    columns = [[_rows(entries)[0] for entries in zip(*books, strict=True)] for books in found.values()]
+        by_name[setting["machine"]].append(one)
+    if len(by_name) < 2:
+        raise ReportError(f"these runs are all of one machine, {', '.join(by_name)}: leave out --across")
+    columns = [[_rows(entries)[0] for entries in zip(*books, strict=True)] for books in by_name.values()]
     words = [(rows[0].claim, tuple(row.pooled for row in rows)) for rows in zip(*columns, strict=True)]
     rows = [ComparedClaim(claim, "", each, strictest(set(each) - {NO_RECORD})) for claim, each in words]
-    return [f"{name} ({len(books)})" for name, books in found.items()], rows
+    return [f"{name} ({len(books)})" for name, books in by_name.items()], rows
 
 
 def _rows(entries: Sequence[Entry]) -> list[ComparedClaim]:
@@ -95,11 +95,11 @@ def _rows(entries: Sequence[Entry]) -> list[ComparedClaim]:
 
 def _by_quantity(entry: Entry) -> dict[str, list[Record]]:
     """Quantity and device of each part -> its records."""
-    found = defaultdict(list)
+    by_quantity = defaultdict(list)
     for part in entry.parts:
         device = part.record.parameters.get("device", "cpu")
-        found[part.record.quantity + f" ({device})" * (device != "cpu")].append(part.record)
-    return found
+        by_quantity[part.record.quantity + f" ({device})" * (device != "cpu")].append(part.record)
+    return by_quantity
 
 
 def _one_experiment(folders: Sequence[Path], books: Sequence[list[Entry]], names: Iterable[str]) -> list[dict[str, str]]:
@@ -128,15 +128,15 @@ def _setting(folder: Path, entries: Sequence[Entry]) -> dict[str, str]:
 def aligned(columns: Sequence[Iterable[Record]], settings: bool = True) -> list[list[Record | None]]:
     """Records of several runs by what they measure, a column a run: of one notebook, claim, quantity and unit, and with
     ``settings`` of the same parameters (of a model file only its name counts). Several that agree pair in their order."""
-    found = defaultdict(lambda: [None] * len(columns))
+    by_row = defaultdict(lambda: [None] * len(columns))
     for number, rows in enumerate(columns):
         seen = Counter()
         for row in rows:
             given = {"device": "cpu"} | row.parameters | {"model": str(row.parameters.get("model", "")).rsplit("/", 1)[-1]}
             same = json.dumps(given, sort_keys=True, default=str) if settings else ""
             seen[key := (row.notebook, row.claim, row.quantity, row.unit, same)] += 1
-            found[*key, seen[key]][number] = row
-    return list(found.values())
+            by_row[*key, seen[key]][number] = row
+    return list(by_row.values())
 
 
 STATES = {  # in the order of a report

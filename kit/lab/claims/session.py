@@ -119,14 +119,14 @@ class Session:
     def record(self, claim: str | records.Record = "", device="cpu", **measured) -> records.Record:
         """Write one record: one that is made already, or of a plain measurement quantity, unit, samples, bounds. ``device`` is
         where it was measured; its parameters say so, and for "cuda" which GPU it was."""
-        found = claim if isinstance(claim, records.Record) else records.Record(claim=claim, **measured)
-        if found.claim:
-            claims.get(found.claim)
+        row = claim if isinstance(claim, records.Record) else records.Record(claim=claim, **measured)
+        if row.claim:
+            claims.get(row.claim)
         where = {"device": device} | ({"gpu": self.gpu.name} if device == "cuda" else {})
-        seen = found.state or self.state(f"{found.claim} {found.quantity}")
-        given = self.parameters | found.parameters | where
+        seen = row.state or self.state(f"{row.claim} {row.quantity}")
+        given = self.parameters | row.parameters | where
         record = replace(
-            found, run_id=self.out.name, notebook=self.notebook, parameters=given, machine_id=self.machine.id,
+            row, run_id=self.out.name, notebook=self.notebook, parameters=given, machine_id=self.machine.id,
             commit=machine.git_commit(), kit_version=kit.__version__, state=seen,
         )  # fmt: skip
         self._records.append(record)
@@ -157,14 +157,14 @@ class Session:
 
     def once(self, quantity: str, unit: str, measure: Callable[[], Sequence[float]]) -> list[float]:
         """Samples of a quantity that several notebooks show: the first of a run measures it, the others read its record."""
-        found = self.earlier(quantity, unit) or self.record(quantity=quantity, unit=unit, samples=list(measure()))
-        return found.samples
+        row = self.earlier(quantity, unit) or self.record(quantity=quantity, unit=unit, samples=list(measure()))
+        return row.samples
 
     def disk(self, path: Path) -> disk.Disk:
         """The disk under the run's model, past the page cache: measured by the first notebook that asks (kit.lab.disk)."""
         quantity = "reading the disk, past the page cache"
-        if found := self.earlier(quantity, "GB/s"):
-            return disk.Disk(max(found.samples), found.reason, tuple(found.samples))
+        if row := self.earlier(quantity, "GB/s"):
+            return disk.Disk(max(row.samples), row.reason, tuple(row.samples))
         measured = disk.speed(largest_part(path))
         if measured.gbps:
             self.record(quantity=quantity, unit="GB/s", samples=list(measured.samples), reason=measured.how)

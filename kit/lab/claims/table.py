@@ -91,11 +91,11 @@ def rows(path: Path, kind: type, noun: str, checks: dict[str, Callable[[object],
     names the file, the row and its key."""
     checks = {field.name: lambda value: isinstance(value, str) for field in fields(kind)} | checks
     needed = [field.name for field in fields(kind) if field.default is MISSING]
-    found = read_yaml(path)
-    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+    entries = read_yaml(path)
+    if not isinstance(entries, list) or not all(isinstance(row, dict) for row in entries):
         raise ReportError(f"{path}: expected a list of {noun}s, each with the keys {', '.join(checks)}")
     by_id = {}
-    for number, row in enumerate(found, 1):
+    for number, row in enumerate(entries, 1):
         wrong = [repr(key) for key, value in row.items() if key not in checks or not checks[key](value)]
         missing = [key for key in needed if key not in row]
         if wrong or missing:

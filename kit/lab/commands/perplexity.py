@@ -79,16 +79,17 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
             raise ModelError(f"{opened.path}: --context {context} is too large: the model's windows have 2 to {most} tokens")
         context = context or min(512, most)
         ids = perplexity.encode(tokenizer, words, tokens)
-        found = perplexity.perplexity(model, ids, tokenizer.bos, context, stride, progress=not as_json)
+        result = perplexity.perplexity(model, ids, tokenizer.bos, context, stride, progress=not as_json)
     facts = {
-        "perplexity": found.value, "error": found.error, "tokens": len(found.surprisal), "context": context,
+        "perplexity": result.value, "error": result.error, "tokens": len(result.surprisal), "context": context,
         "stride": stride or context // 2, "text": text or "pydoc_data.topics", "linear": linear, "dtype": dtype,
-        "kv": kv, "memory": memory and str(budget), "seconds": found.seconds, "tokens_per_second": found.passed / found.seconds,
+        "kv": kv, "memory": memory and str(budget), "seconds": result.seconds,
+        "tokens_per_second": result.passed / result.seconds,
     }  # fmt: skip
     if as_json:
         click.echo(to_json(facts))
         return
-    click.echo(f"{found.value:.3f} ± {found.error:.3f}")
+    click.echo(f"{result.value:.3f} ± {result.error:.3f}")
     click.echo(
         f"{facts['tokens']} tokens of {facts['text']}, windows of {context} every {facts['stride']}; "
         f"{facts['tokens_per_second']:.0f} tok/s through the model",

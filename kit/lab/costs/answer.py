@@ -80,17 +80,17 @@ def _reason(study: Study) -> str:
 def reached(study: Study) -> list[Reached]:
     """The ways that stay within the memory of the whole process and that a command runs, the fastest first; of a file that none
     runs all that stay, as walks over its tensors."""
-    found = []
+    ways = []
     for prediction in study.predictions:
         way, real = prediction.way, study.measured.get(prediction.way)
         if not study.room.stays(prediction) or not (command(study, way) or _reason(study)):
             continue
         if real is None:
-            found.append(Reached(way.label, way, prediction.seconds, None, None, 0.0))
+            ways.append(Reached(way.label, way, prediction.seconds, None, None, 0.0))
         else:
             row = Reading(way.label, "", real.samples, machine="")
-            found.append(Reached(way.label, way, real.seconds, *row.spread, 2 * BUSY * real.disturbed))
-    return sorted(found, key=lambda each: each.seconds)
+            ways.append(Reached(way.label, way, real.seconds, *row.spread, 2 * BUSY * real.disturbed))
+    return sorted(ways, key=lambda each: each.seconds)
 
 
 def peer(study: Study) -> Reached | None:

@@ -54,7 +54,7 @@ def compare(
 ) -> dict[str, dict[str, float]]:
     """Name -> the columns of kit.lab.costs.quality.quality for each of ``others``. All sources take the same steps in turn."""
     first = min(CONTEXT, (len(window) - 1) // 2)  # position i has the logits after window[i], and window[i + 1] follows
-    found = {name: [] for name in others}
+    rows = {name: [] for name in others}
     size = math.ceil(len(window) / math.ceil(len(window) / _AT_ONCE))
     for start in tqdm(range(0, len(window) - 1, size), "quality", disable=None if progress else True, unit="step"):
         ids = window[start : min(start + size, len(window) - 1)]
@@ -64,8 +64,8 @@ def compare(
                 continue
             logits = right if step is truth.step else torch.as_tensor(step(ids))
             if skip < len(ids):
-                found[name].append(_each(right[skip:], logits[skip:], window[start + skip + 1 : start + len(ids) + 1]))
-    return {name: _columns(*torch.cat(parts, 1)[:, : others[name].most].numpy()) for name, parts in found.items()}
+                rows[name].append(_each(right[skip:], logits[skip:], window[start + skip + 1 : start + len(ids) + 1]))
+    return {name: _columns(*torch.cat(parts, 1)[:, : others[name].most].numpy()) for name, parts in rows.items()}
 
 
 def _each(truth, logits, targets) -> torch.Tensor:

@@ -154,12 +154,12 @@ def wkdm(data: np.ndarray) -> float:
     return float(np.minimum(np.bincount(page[order], bits, page[-1] + 1) / 32768, 1).mean())
 
 
-def says(there: Elsewhere, found: pd.DataFrame, compressed: tuple[float, float]) -> str:
+def says(there: Elsewhere, table: pd.DataFrame, compressed: tuple[float, float]) -> str:
     """The answer in sentences: blocks mapped, locked or read, and float32 larger than memory."""
-    kept, comes, held = found.loc[KEPT], found["comes in"].map(format_seconds), found["held"].map(format_bytes)
-    token, to_blocks, to_floats = found["predicted"].map(format_seconds), *map("{:.0%}".format, compressed)
+    kept, comes, held = table.loc[KEPT], table["comes in"].map(format_seconds), table["held"].map(format_bytes)
+    token, to_blocks, to_floats = table["predicted"].map(format_seconds), *map("{:.0%}".format, compressed)
     text = f"{there.name} has {format_bytes(there.room)} for weights."
-    if found.loc[MAPPED, "fits"]:
+    if table.loc[MAPPED, "fits"]:
         text += (
             f" The blocks ({held[MAPPED]}) fit. Once they are in memory, every way takes the same time: {token[MAPPED]} per "
             f"token. Page faults of a mapped file load them in {comes[MAPPED]} ({there.fault_gbps:g} GB/s); reads, or a map "
@@ -181,5 +181,5 @@ def says(there: Elsewhere, found: pd.DataFrame, compressed: tuple[float, float])
 def explain(name: str, uses, compressed, room: int | None = None) -> tuple[Elsewhere, pd.DataFrame, str]:
     """(the machine of that ``name``, its table of ``ways``, the answer in sentences)."""
     there = machine(name, room)
-    found = ways(there, uses, compressed)
-    return there, found, says(there, found, compressed)
+    table = ways(there, uses, compressed)
+    return there, table, says(there, table, compressed)

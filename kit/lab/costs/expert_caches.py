@@ -86,8 +86,8 @@ class ExpertBudget:
             hit = replay_hits(accesses, policy)[1][first:]
             missed = float(sizes[~hit].sum()) / judged
             rows.append((name, min(slots, self.routes.experts), float(hit.mean()), missed, self.seconds(missed)))
-        found = tables.frame(rows, "policy", "slots a layer", "hits", "read, B", "a token, s")
-        return found.assign(**{"tok/s": 1 / found["a token, s"].astype(float)})
+        table = tables.frame(rows, "policy", "slots a layer", "hits", "read, B", "a token, s")
+        return table.assign(**{"tok/s": 1 / table["a token, s"].astype(float)})
 
     def least_memory(self, speed: float) -> int | None:
         """The least memory in bytes with which LRU is predicted to reach ``speed`` tokens per second; None if no memory
@@ -140,7 +140,7 @@ def waited(future: Requests, hit: np.ndarray, gbps: float, per_byte: float, read
     A layer's reads, in order of use by ``readers`` that share ``gbps``, go on beside the arithmetic of its experts, which takes
     ``per_byte`` seconds a byte; so it waits for the read that ends longest after the arithmetic before its expert.
     """
-    found, sizes = np.zeros((2, future.tokens[-1] + 1)), np.array(future.sizes)
+    waits, sizes = np.zeros((2, future.tokens[-1] + 1)), np.array(future.sizes)
     place = [(token, layer_of(key)) for token, key in zip(future.tokens, future.keys, strict=True)]
     for (token, _), uses in groupby(range(len(place)), key=place.__getitem__):
         size, missed = sizes[uses := [*uses]], ~hit[uses]
@@ -148,8 +148,8 @@ def waited(future: Requests, hit: np.ndarray, gbps: float, per_byte: float, read
         for reader in range(readers):
             ends[reader::readers] = np.cumsum(ends[reader::readers])
         late = ends - per_byte * (np.cumsum(size) - size)[missed]
-        found[:, token] += size[missed].sum(), late.max(initial=0)
-    return found
+        waits[:, token] += size[missed].sum(), late.max(initial=0)
+    return waits
 
 
 def replayed(live: Routes, run, way, slots: float, gbps: float, per_byte: float) -> np.ndarray:
@@ -158,8 +158,8 @@ def replayed(live: Routes, run, way, slots: float, gbps: float, per_byte: float)
     _, future = sorted_routes(live, len(run.seconds))
     hit = replay_hits(future.counted(), policy_of(way.policy or "LRU", int(slots), future))[1]
     beside = way.holds == "slots" or way.advice == "willneed"  # others ask when they need it; llama.cpp routes for itself
-    found = waited(future, hit, gbps, per_byte if beside else 0.0, way.readers if way.holds == "slots" else 1)
-    return found[:, len(run.seconds) // 2 :] * (1.0 if way.policy else math.nan)
+    waits = waited(future, hit, gbps, per_byte if beside else 0.0, way.readers if way.holds == "slots" else 1)
+    return waits[:, len(run.seconds) // 2 :] * (1.0 if way.policy else math.nan)
 
 
 def policy_of(name: str, slots: int, future: Requests):

@@ -51,11 +51,11 @@ def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measur
         else:
             weights, linear = kit.Weights(file, way.cache(), dtype=way.dtype), way.linear
         steps = Walk(weights, linear, order.tokens[0]) if order.reason else DECODES[order.via](weights, linear, tokens + 1)
-        found = run(way, weights, steps, tokens)
+        result = run(way, weights, steps, tokens)
         if way.linear in SLOTS:
             weights.close()
-            found = replace(found, samples=found.samples[tokens // 2 :])
-        return found
+            result = replace(result, samples=result.samples[tokens // 2 :])
+        return result
 
     found, disturbed = state.undisturbed(once, tries)
     return replace(found, disturbed=disturbed)
@@ -88,13 +88,13 @@ def measure_apart(way: Way, file, order, tokens, tries, limit: int, layers=()) -
     child.start()
     theirs.close()
     try:
-        found = ours.recv()
+        result = ours.recv()
     except EOFError:
         child.join()
-        found = f"ended the process that measured it (exit code {child.exitcode}) under a limit of {format_bytes(limit)}"
+        result = f"ended the process that measured it (exit code {child.exitcode}) under a limit of {format_bytes(limit)}"
     finally:
         child.terminate()
-    return found if isinstance(found, str) else replace(found, result=torch.from_numpy(found.result))
+    return result if isinstance(result, str) else replace(result, result=torch.from_numpy(result.result))
 
 
 def _child(pipe, path, way, order, tokens, tries, limit, layers):
@@ -102,8 +102,8 @@ def _child(pipe, path, way, order, tokens, tries, limit, layers):
     limit_memory(limit)
     try:
         file = kit.open(path)
-        found = measure(way, cut(file, layers) if layers else file, order, tokens, tries)
-        pipe.send(replace(found, result=found.result.numpy()))
+        result = measure(way, cut(file, layers) if layers else file, order, tokens, tries)
+        pipe.send(replace(result, result=result.result.numpy()))
     except KitError as error:
         pipe.send(f"{error} (under a limit of {format_bytes(limit)})")
     except (MemoryError, RuntimeError) as error:  # torch: "not enough memory: you tried to allocate ..."
@@ -112,14 +112,14 @@ def _child(pipe, path, way, order, tokens, tries, limit, layers):
         pipe.send(f"did not fit: an allocation failed under a limit of {format_bytes(limit)}")
 
 
-def as_record(found: Prediction, real: Measured | None, reason: str = "") -> dict:
+def as_record(prediction: Prediction, real: Measured | None, reason: str = "") -> dict:
     """The fields of a way's record (kit.Session.record): its samples, least and prediction, or the ``reason`` why none is."""
     if real is None:
-        return {"quantity": found.way.quantity, "unit": "s", "status": "skipped", "reason": reason}
-    told = f"predicted {format_seconds(found.seconds)} ({found.seconds / real.seconds:.2f} times), "
-    told += f"{format_bytes(found.held)} held and {format_bytes(found.pages)} of the file"
+        return {"quantity": prediction.way.quantity, "unit": "s", "status": "skipped", "reason": reason}
+    told = f"predicted {format_seconds(prediction.seconds)} ({prediction.seconds / real.seconds:.2f} times), "
+    told += f"{format_bytes(prediction.held)} held and {format_bytes(prediction.pages)} of the file"
     return {
-        "quantity": found.way.quantity, "unit": "s", "samples": list(real.samples), "lower": found.least,
+        "quantity": prediction.way.quantity, "unit": "s", "samples": list(real.samples), "lower": prediction.least,
         "lower_source": "its bytes at the measured bandwidth", "tolerance": "predictions within a factor of 1.25",
         "reason": told,
     }  # fmt: skip

@@ -90,7 +90,7 @@ class Order:
 
     def scaled(self, times: float, tokens: list[list[str]], uses) -> "Order":
         """The order of a model with so many ``times`` the layers: ``tokens`` and ``uses`` are its own, its rest grows."""
-        programs = {linear: found._replace(rest=times * found.rest) for linear, found in self.programs.items()}
+        programs = {linear: program._replace(rest=times * program.rest) for linear, program in self.programs.items()}
         return replace(self, tokens=tokens, rest=times * self.rest, programs=programs, uses=tuple(uses))
 
 
@@ -131,7 +131,7 @@ def _recorded(file, tokens, via):
         rest.append(seconds[-1] - float(spans.loc[(spans["what"] == "linear") | vectors, "seconds"].sum()))
         weights.trace.clear()
     programs = {linear: _program(file, linear, min(tokens, 8)) for linear in FUSED if via == "kit"}
-    programs = {name: found for name, found in programs.items() if found}
+    programs = {name: program for name, program in programs.items() if program}
     known = {name.partition("[")[0] for token in order for name in token}
     if via == "transformers":  # which holds convolutions and the like as its own: they are read all the same
         known |= {name for name in file.tensors if not name.startswith("enc.")}

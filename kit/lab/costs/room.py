@@ -78,13 +78,13 @@ class Room:
         gbps = read_gbps(largest_part(self.file.path))
         return BackingStore(gbps, self.free) if gbps else None
 
-    def needs(self, found: Prediction) -> int:
+    def needs(self, prediction: Prediction) -> int:
         """Bytes of the whole process that runs a way: of blocks that are read from the disk, those that stay."""
-        return self.beside + found.total
+        return self.beside + prediction.total
 
-    def stays(self, found: Prediction) -> bool:
+    def stays(self, prediction: Prediction) -> bool:
         """Whether a way stays within the memory of the whole process."""
-        return self.needs(found) <= self.limit
+        return self.needs(prediction) <= self.limit
 
 
 def room_for_weights(file, whole: int | None = None) -> int:

@@ -158,19 +158,19 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
 
 def _tables(study, everything, rows, table, more):
     """What only some need: tables that say nothing where everything fits and all backends agree."""
-    yield "holds", rows(found := study.holds()), more("WHAT THE WEIGHTS TAKE", found)
-    yield "roofline", rows(found := study.bounds()), more(f"ROOFLINE (memory reads {study.read_gbps:.1f} GB/s)", found)
+    yield "holds", rows(frame := study.holds()), more("WHAT THE WEIGHTS TAKE", frame)
+    yield "roofline", rows(frame := study.bounds()), more(f"ROOFLINE (memory reads {study.read_gbps:.1f} GB/s)", frame)
     title = f"HITS BY POLICY ({format_bytes(study.memory)} of float32, after the first token)"
-    found, matters = study.policies(), not study.room.fits and study.memory > study.accesses.working_set / _FEW
-    yield "policies", rows(found), table(title, found) if everything or study.trace or matters else ""
+    frame, matters = study.policies(), not study.room.fits and study.memory > study.accesses.working_set / _FEW
+    yield "policies", rows(frame), table(title, frame) if everything or study.trace or matters else ""
     title = "WHERE A TOKEN'S TIME GOES, all ways (dequantized each time, kept in float32, from blocks)"
-    yield "families", rows(found := study.families()), more(title, found)
+    yield "families", rows(frame := study.families()), more(title, frame)
     if everything and (own := study.of_a_use()):
         yield "", None, paragraph(own)
-    found = study.exactness()
-    differs = not (found.drop(columns="weights").isin(["equal"]) | found.drop(columns="weights").isna()).all(axis=None)
+    frame = study.exactness()
+    differs = not (frame.drop(columns="weights").isin(["equal"]) | frame.drop(columns="weights").isna()).all(axis=None)
     title = "EXACTNESS (against gguf-py, on rows of this file)"
-    yield "exactness", rows(found), table(title, found) if everything or differs else ""
+    yield "exactness", rows(frame), table(title, frame) if everything or differs else ""
 
 
 def _shown(table):

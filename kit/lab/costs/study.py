@@ -95,8 +95,8 @@ class Study:
         """This machine, measured, and what is known of it."""
         if not self.cut:
             self.say("measuring this machine")
-        found = self.probe()
-        return found if isinstance(found, KnownLimits) else KnownLimits(found, found.read_gbps)
+        limits = self.probe()
+        return limits if isinstance(limits, KnownLimits) else KnownLimits(limits, limits.read_gbps)
 
     @cached_property
     def map_found(self) -> pages.MapSpeed | None:
@@ -208,8 +208,8 @@ class Study:
     @property
     def _factor(self) -> float:
         """By which memory was faster than the best known, by all that was predicted and measured."""
-        found = faster_than_probed(self._predicted, self.measured.values())
-        return max(found, self.part._factor) if self.part and "_predicted" in self.part.__dict__ else found
+        factor = faster_than_probed(self._predicted, self.measured.values())
+        return max(factor, self.part._factor) if self.part and "_predicted" in self.part.__dict__ else factor
 
     @property
     def predictions(self) -> list[Prediction]:
@@ -329,5 +329,5 @@ class Study:
     def advice(self) -> pd.DataFrame:
         """What to change and what it brings, predicted, and measured where it was."""
         table = tables.advice_table(self.predictions, self.measured)
-        return table.assign(memory=[self.room.needs(found) for found in self.predictions],
-                            fits=["yes" if self.room.stays(found) else "no" for found in self.predictions])  # fmt: skip
+        return table.assign(memory=[self.room.needs(each) for each in self.predictions],
+                            fits=["yes" if self.room.stays(each) else "no" for each in self.predictions])  # fmt: skip

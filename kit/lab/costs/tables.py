@@ -179,9 +179,9 @@ def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | 
     """One row a way: seconds a token predicted (and measured), the least possible, times faster than the first row. "faster" is
     of the measured seconds where both rows were measured, else of the predicted ones, as "by" says; "factor" is predicted over
     measured."""
-    seconds = {way: found.seconds for way, found in (measured or {}).items()}
-    rows = [(found.way.label, found.seconds, np.nan, "", seconds.get(found.way, np.nan), np.nan, found.least, found.hit_rate,
-             found.held, found.pages) for found in predictions]  # fmt: skip
+    seconds = {way: each.seconds for way, each in (measured or {}).items()}
+    rows = [(each.way.label, each.seconds, np.nan, "", seconds.get(each.way, np.nan), np.nan, each.least, each.hit_rate,
+             each.held, each.pages) for each in predictions]  # fmt: skip
     names = ("way", "predicted", "faster", "by", "measured", "factor", "least", "hit rate", "held", "file pages")
     table = frame(rows, *names)
     predicted, real = table["predicted"], table["measured"]

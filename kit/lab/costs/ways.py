@@ -169,10 +169,10 @@ def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machi
     bound += machine.seconds_to_write(spilled)
     in_use = max((nbytes[name] for name in missed), default=0)
     pages = sum(tensors[name].blocks for name in set(missed))
-    found = Prediction(way, seconds, bound, 1 - len(missed) / len(uses), stats.peak_bytes + in_use, pages)
+    prediction = Prediction(way, seconds, bound, 1 - len(missed) / len(uses), stats.peak_bytes + in_use, pages)
     share = sum(tensors[name].blocks for name in missed) / max(1, sum(tensors[name].blocks for name in uses))
     kept = stats.peak_bytes * bytes_used(order.uses) / max(1, bytes_used(order.uses, BYTES[way.dtype]))
-    return _with_disk(found, order, share, kept, disk)
+    return _with_disk(prediction, order, share, kept, disk)
 
 
 def _in_slots(way, tensors, order, costs, machine, disk) -> Prediction:
@@ -181,11 +181,11 @@ def _in_slots(way, tensors, order, costs, machine, disk) -> Prediction:
     products = from_blocks(SLOTS[way.linear], order, costs).products
     experts = [tensor for name, tensor in tensors.items() if name.endswith("]")]
     per_byte = sum(products.get(tensor.kind, 0.0) for tensor in experts) / sum(tensor.blocks for tensor in experts)
-    found = slot_waits(order.tokens, lambda name: tensors[name].blocks, way.capacity, way.policy, disk.gbps, per_byte)
+    waits = slot_waits(order.tokens, lambda name: tensors[name].blocks, way.capacity, way.policy, disk.gbps, per_byte)
     dense = sum(tensor.blocks for name, tensor in tensors.items() if not name.endswith("]"))
     return Prediction(
-        way, warm.seconds + found.wait, machine.seconds_to_read(bytes_used(order.uses)), found.hits, 0, dense + way.capacity,
-        found.least / (disk.gbps * 1e9),
+        way, warm.seconds + waits.wait, machine.seconds_to_read(bytes_used(order.uses)), waits.hits, 0, dense + way.capacity,
+        waits.least / (disk.gbps * 1e9),
     )  # fmt: skip
 
 
@@ -201,28 +201,28 @@ def miss_seconds(cost: Cost, dtype: str, cold: float) -> float:
     return (1 - cold) * cost.load[dtype] + cold * cost.cold.get(dtype, cost.load[dtype])
 
 
-def _with_disk(found: Prediction, order: Order, share: float, kept: float, disk: BackingStore | None) -> Prediction:
-    """``found`` with the reads of a file whose pages do not all stay. ``share``: of a token's bytes, those that miss the cache,
-    which holds what are ``kept`` bytes of blocks.
+def _with_disk(prediction: Prediction, order: Order, share: float, kept: float, disk: BackingStore | None) -> Prediction:
+    """``prediction`` with the reads of a file whose pages do not all stay. ``share``: of a token's bytes, those that miss the
+    cache, which holds what are ``kept`` bytes of blocks.
 
     At the least, the pieces that are used most often stay. Predicted: the page cache forgets like an LRU, so that nothing stays
     when a token alone is more than its room, and of a mixture the share of the least else.
     """
     whole = sum(use.nbytes for use in order.uses if not use.is_rows)
-    if disk is None or (room := max(0, disk.room - found.held)) >= share * whole:
-        return found
+    if disk is None or (room := max(0, disk.room - prediction.held)) >= share * whole:
+        return prediction
     token = bytes_used(order.uses)
     least = min(share * token, beyond(order.uses, room + kept))
     missing = share * (token if token > room else beyond(order.uses, room))
     per_byte = 1 / (disk.gbps * 1e9)
-    return replace(found, seconds=found.seconds + max(least, missing) * per_byte, from_disk=least * per_byte)
+    return replace(prediction, seconds=prediction.seconds + max(least, missing) * per_byte, from_disk=least * per_byte)
 
 
 def faster_than_probed(predictions: list[Prediction], measured=()) -> float:
     """The factor, 1 at least, by which memory was faster than in its probe: what a way predicts or measures shows that."""
-    bounds = {found.way: found.bound for found in predictions}
-    pairs = [(found.bound, found.seconds) for found in predictions]
-    pairs += [(bounds[found.way], found.seconds) for found in measured if found.way in bounds]
+    bounds = {each.way: each.bound for each in predictions}
+    pairs = [(each.bound, each.seconds) for each in predictions]
+    pairs += [(bounds[each.way], each.seconds) for each in measured if each.way in bounds]
     return max([1.0, *(bound / seconds for bound, seconds in pairs if seconds)])
 
 
@@ -230,4 +230,4 @@ def roofed(predictions: list[Prediction], measured=(), factor: float = 1.0) -> l
     """The predictions with bounds that nothing exceeds: at the best bandwidth that was shown, ``factor`` times the probe's or
     what these ways need."""
     factor = max(factor, faster_than_probed(predictions, measured))
-    return [replace(found, bound=found.bound / factor) for found in predictions]
+    return [replace(each, bound=each.bound / factor) for each in predictions]

@@ -97,8 +97,8 @@ def _take_mapped(path: str, tokens: int, group: str) -> dict:
 
 
 def _taken(path: str, tokens: int, limit: int, *pinned: int) -> list[dict]:
-    found = [_take(path, tokens, nbytes) for nbytes in pinned]  # and compiles, before memory is short
+    runs = [_take(path, tokens, nbytes) for nbytes in pinned]  # and compiles, before memory is short
     gc.collect()
     pagecache.drop(path)
     group = join_group(limit) if limit else ""
-    return [*found, _take_mapped(path, tokens, group) if group else _take(path, tokens, 0)]
+    return [*runs, _take_mapped(path, tokens, group) if group else _take(path, tokens, 0)]

@@ -68,8 +68,8 @@ def generate_from_tiles(file: CompressedFile, prompt: list[int], tokens: int) ->
     cache = model.new_cache()
     kit.generate(model, prompt, 2, stop_at_end=False, cache=cache)
     cache.truncate(0)
-    found = kit.generate(model, prompt, tokens, stop_at_end=False, cache=cache)
-    return tuple(found.tokens), found.seconds, model.weights.held_bytes
+    answer = kit.generate(model, prompt, tokens, stop_at_end=False, cache=cache)
+    return tuple(answer.tokens), answer.seconds, model.weights.held_bytes
 
 
 def least_token(packed: int, plain: int, gpu: Limits) -> float:

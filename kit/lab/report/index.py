@@ -91,7 +91,7 @@ def groups(entries: list[Entry]) -> dict[str, tuple[str, list[Entry]]]:
 def answers(entries: list[Entry]) -> list[dict]:
     """The questions of ANSWERED, each with its claim's verdict: what was claimed, what was measured or counted here (slowest
     and fastest in one unit, with their bound), and apart from it what is computed of the reports' own model and machine."""
-    found, by_id = [], {entry.claim.id: entry for entry in entries}
+    told, by_id = [], {entry.claim.id: entry for entry in entries}
     for name, question in ANSWERED.items():
         entry = by_id[name]
         claim, parts = entry.claim, [part.record for part in entry.parts if part.record.status == "ok"]
@@ -103,12 +103,12 @@ def answers(entries: list[Entry]) -> list[dict]:
         bounded = [row for row in here if row.lower is not None or row.upper is not None]
         computed = [row for row in parts if row.how == "computed" and (row.lower is not None or row.upper is not None)]
         computed.sort(key=lambda row: row.unit != claim.unit)
-        found.append({
+        told.append({
             "question": question, "claim": claim, "verdict": entry.verdict, "decides": entry.decisive,
             "ends": here[:1] + here[-1:] * (len(here) > 1 and here[0].median != here[-1].median),
             "bound": bounded[0] if bounded else None, "computed": computed[0] if computed else None,
         })  # fmt: skip
-    return found
+    return told
 
 
 def card(run: Run, name: str, cells: list[dict]) -> dict:

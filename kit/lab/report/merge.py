@@ -15,10 +15,10 @@ from kit.system.files import check_output, replacing
 def runs_in(folder: Path) -> list[Path]:
     """``folder`` when it is a run, else the runs right under it (a merged folder); ReportError when there is none."""
     folder = Path(folder)
-    found = [folder] if (folder / STATE).exists() else sorted(path.parent for path in folder.glob(f"*/{STATE}"))
-    if not found:
+    folders = [folder] if (folder / STATE).exists() else sorted(path.parent for path in folder.glob(f"*/{STATE}"))
+    if not folders:
         raise ReportError(f"{folder} has no run: expected {STATE} in it or in a folder directly below it")
-    return found
+    return folders
 
 
 def merge(folders: list[Path], target: Path) -> Path:

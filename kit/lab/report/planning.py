@@ -63,8 +63,8 @@ def _headings(cells) -> Iterator[str]:
     """The last heading up to each cell; twice for the parameters, after which papermill puts its own."""
     last = ""
     for cell in cells:
-        found = re.search(r"^#+ +(.+)", cell.source, re.MULTILINE) if cell.cell_type == "markdown" else None
-        last = found[1] if found else last
+        heading = re.search(r"^#+ +(.+)", cell.source, re.MULTILINE) if cell.cell_type == "markdown" else None
+        last = heading[1] if heading else last
         yield from [last] * (2 if "parameters" in cell.metadata.get("tags", ()) else 1)
 
 

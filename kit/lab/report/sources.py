@@ -36,15 +36,15 @@ def modules(code: Iterable[str]) -> set[Path]:
     """Files of the kit's modules that source imports, at its top, lazily, as ``kit.name`` or by a name in a string, and what
     those import in turn. Importing a module runs the packages that it lies in."""
     waiting = {name for text in code for name in _named(_python(text))}
-    found: dict[str, Path] = {"kit": paths.PACKAGE / "__init__.py"}  # its table of names is no use of them
+    files: dict[str, Path] = {"kit": paths.PACKAGE / "__init__.py"}  # its table of names is no use of them
     while waiting:
         parts = waiting.pop().split(".")
         for stop in range(2, len(parts) + 1):
             name, path = ".".join(parts[:stop]), _file(parts[1:stop])
-            if path and name not in found:
-                found[name] = path
+            if path and name not in files:
+                files[name] = path
                 waiting |= _of_file(path)
-    return set(found.values())
+    return set(files.values())
 
 
 def _file(parts: list[str]) -> Path | None:
