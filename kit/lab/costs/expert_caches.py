@@ -137,8 +137,8 @@ def sorted_routes(routes: Routes, tokens: int) -> tuple[list[dict[int, list[int]
 def waited(future: Requests, hit: np.ndarray, gbps: float, per_byte: float, readers: int = 1) -> np.ndarray:
     """(2, tokens): the bytes that each token misses, and the seconds that its layers wait for them.
 
-    A layer's reads, in order of use by ``readers`` that share ``gbps``, go on beside the arithmetic of its experts, which takes
-    ``per_byte`` seconds a byte; so it waits for the read that ends longest after the arithmetic before its expert.
+    ``readers`` that share ``gbps`` read a layer's experts in the order of use, while those that are in memory are multiplied,
+    which takes ``per_byte`` seconds per byte. So a layer waits for the read that ends longest after the arithmetic before it.
     """
     waits, sizes = np.zeros((2, future.tokens[-1] + 1)), np.array(future.sizes)
     place = [(token, layer_of(key)) for token, key in zip(future.tokens, future.keys, strict=True)]

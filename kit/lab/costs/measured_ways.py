@@ -34,7 +34,7 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        """Median seconds a token."""
+        """Median seconds per token."""
         return float(np.median(self.samples))
 
 

@@ -140,7 +140,7 @@ def _recorded(file, tokens, via):
 
 
 def _program(file, linear, tokens) -> ProgramCost | None:
-    """Median costs over ``tokens`` tokens of a recorded program, taken anew up to twice if other processes disturb it; None
+    """Median costs over ``tokens`` tokens of a recorded program, taken again up to twice if other processes disturb it; None
     when the pass cannot be recorded."""
     weights = kit.Weights(file)
     steps = Decode(weights, linear)

@@ -45,12 +45,12 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
 
     Only one process runs at a time, the others are stopped. ``prompt``: token ids. Columns:
     imports, load, first: seconds until the engine's libraries are imported, then until the file is open, then until the first
-    token, in a new process with the file in the page cache. prefill: tokens a second of the prompt, the median. speed: tokens
-    a second after it, the median of ``samples``. others: cores that other processes used meanwhile; more than state.BUSY make
-    it no comparison. resident: bytes of the process at the end; mapped: those of them that are
-    the file's; beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. kl,
-    kl_error, same: of kit.lab.costs.quality, by ``text`` tokens (0: none). reason: why the rest of the row is empty.
-    ``environment``: as of Process.
+    token, in a new process with the file in the page cache. prefill: tokens of the prompt per second, the median. speed:
+    tokens per second after it, the median of ``samples``. others: cores that other processes used meanwhile; a row with more
+    than state.BUSY is not compared. resident: bytes of the process at the end; mapped: those of them that are the file's;
+    beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. kl, kl_error, same:
+    of kit.lab.costs.quality, by ``text`` tokens (0: none). reason: why the rest of the row is empty. ``environment``: as in
+    Process.
     """
     context, running, rows = len(prompt) + tokens, {}, {}
     try:

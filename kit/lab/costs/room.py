@@ -1,4 +1,4 @@
-"""The memory of a process that runs a file: what it takes beside weights, what stays of the file, what the disk brings."""
+"""The memory of a process that runs a file: what it takes without weights, what stays of the file, what the disk brings."""
 
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from kit.model.budget import PROCESS, Budget, divide
 from kit.system import memory_available
 from kit.units import format_bytes
 
-SCRATCH = 1 << 30  # bytes that a decode takes beside weights: libraries, activations, buffers
+SCRATCH = 1 << 30  # bytes that a decode takes in addition to weights: libraries, activations, buffers
 _CONTEXT = 128  # positions that a process is asked to hold: the command that is printed needs fewer
 _PROGRAM = PROCESS + (64 << 20)  # what `kit generate` plans for itself: it takes no more than is told, and never refuses
 

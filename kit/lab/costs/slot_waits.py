@@ -15,8 +15,8 @@ from kit.system.rows import PAGE
 
 
 class SlotWaits(NamedTuple):
-    """Of a token in the second half of an order: ``wait``, seconds; ``hits``, of its uses of experts; ``missed`` and ``least``,
-    bytes that the policy and that MIN miss."""
+    """Means of a token in the second half of an order. ``wait``: seconds. ``hits``: share of its uses of experts. ``missed``
+    and ``least``: bytes that the policy and that MIN miss."""
 
     wait: float
     hits: float
@@ -26,7 +26,7 @@ class SlotWaits(NamedTuple):
 
 def slot_waits(tokens, blocks, memory: int, policy: str, gbps: float, per_byte: float, readers: int = 16) -> SlotWaits:
     """``tokens``: for each token the names that it uses in order; ``blocks(name)``: bytes; ``memory``: bytes of slots;
-    ``gbps``: of the disk; ``per_byte``: seconds that an expert computes per byte, beside which the next ones are read."""
+    ``gbps``: of the disk; ``per_byte``: seconds that an expert computes per byte, while the next ones are read."""
     size, padded, keys, sizes, numbers, most = {}, {}, [], [], [], 1
     for number, token in enumerate(tokens):
         used, layers = {}, {}

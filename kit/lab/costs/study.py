@@ -135,7 +135,7 @@ class Study:
         return peers.readings(self.file, self.by, self.store, self.again)
 
     def settle(self) -> None:
-        """Wait until the file lies by large pages, where it is read again for that (kit.gguf.large_pages)."""
+        """Wait until the file is mapped by large pages, if it is being read again for that (kit.gguf.large_pages)."""
         if again := self.file.reading_again:
             again.join()
 
@@ -319,7 +319,7 @@ class Study:
         return f"{way.quantity}, layers {self.cut}" if self.cut else way.quantity
 
     def checked(self) -> pd.DataFrame:
-        """What was measured beside its prediction, of the sampled layers alone where there is a sample."""
+        """What was measured, with its prediction; if there is a sample of layers, of these alone."""
         ran = self.part or self
         table = ran.advice()
         if "measured" not in table:

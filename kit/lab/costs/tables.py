@@ -55,7 +55,7 @@ def held(file, uses=None) -> pd.DataFrame:
 
 
 def token_bounds(file, machine, uses=None) -> pd.DataFrame:
-    """The least time and the most tokens a second by how weights are held, when a token reads once what it uses."""
+    """The least time and the most tokens per second by how weights are held, when a token reads once what it uses."""
     table = held(file, uses)
     table["least seconds per token"] = least = table["bytes of a token"].map(machine.seconds_to_read)
     table["most tokens per second"] = 1 / least
@@ -63,7 +63,7 @@ def token_bounds(file, machine, uses=None) -> pd.DataFrame:
 
 
 def parts_of(file, order: Order, costs, linear: str = "fused") -> pd.DataFrame:
-    """Where the time of a token from the blocks goes: one row a family of tensors and one for attention and the rest, the
+    """Where the time of a token from the blocks goes: one row per family of tensors and one for attention and the rest, the
     longest first. Share of the token, "seconds" per token, "bytes" of blocks, "GB/s" at which these are read."""
     tensors, token, rows = used_tensors(file, order), from_blocks(linear, order, costs), []
     for name in (name for uses in order.tokens for name in uses):
@@ -82,7 +82,7 @@ def _family(name: str) -> str:
 
 
 def families(file, order: Order, costs) -> pd.DataFrame:
-    """Where a token's time goes: one row a family of tensors (blk.N.ffn_up.weight -> ffn_up), the costliest first. Seconds a
+    """Where a token's time goes: one row per family of tensors (blk.N.ffn_up.weight -> ffn_up), the costliest first. Seconds a
     token of its uses, each of three as measured: dequantized to float32 "each time", "kept" in float32, "from blocks" (nan:
     vectors, which the recorded program fetches in the rest)."""
     tensors, token, rows = used_tensors(file, order), from_blocks("fused", order, costs), []
@@ -176,9 +176,9 @@ def advice(
 
 
 def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | None = None) -> pd.DataFrame:
-    """One row a way: seconds a token predicted (and measured), the least possible, times faster than the first row. "faster" is
-    of the measured seconds where both rows were measured, else of the predicted ones, as "by" says; "factor" is predicted over
-    measured."""
+    """One row per way: seconds per token as predicted (and measured), the least possible, times faster than the first row.
+    "faster" compares the measured seconds if both rows were measured, else the predicted ones, as "by" says; "factor" is the
+    predicted seconds divided by the measured ones."""
     seconds = {way: each.seconds for way, each in (measured or {}).items()}
     rows = [(each.way.label, each.seconds, np.nan, "", seconds.get(each.way, np.nan), np.nan, each.least, each.hit_rate,
              each.held, each.pages) for each in predictions]  # fmt: skip

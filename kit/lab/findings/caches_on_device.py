@@ -27,8 +27,8 @@ def bounds(gpu: Limits, read: int, missed: float) -> tuple[float, float]:
 
 
 def frontier(lab, file, tokens: int, shares=(0.0, 0.25, 0.5, 0.75, 1.0)) -> pd.DataFrame:
-    """A decode through a pinned set of each share of the matrices' blocks, the next tensor prefetched, a record and a row for
-    each: MiB held, seconds a token predicted by what that set missed, and measured, the median after the first."""
+    """Decode through a pinned set of each share of the matrices' blocks, and prefetch the next tensor. A record and a row per
+    share: MiB held, seconds per token as predicted from what that set missed, and as measured (the median after the first)."""
     check_room(file)
     total, read, rows = sum(matrices(file).values()), blocks_read(file), []
     for share in shares:
@@ -51,9 +51,9 @@ def missed(run: Live) -> float:
 
 def run(lab, file, fraction: float, passes: int, names=SHOWN) -> pd.DataFrame:
     """What a GPU adds to the notebook: a decode through each policy at ``fraction`` of the matrices' bytes, with prefetch;
-    first without a cache, and with neither; last with everything kept. A record and a row each: tokens a second after the first
-    pass, the most (copies beside reading where it prefetched, else before it), byte hit rate, GB/s over the bus, MiB held.
-    Gates: logits as on the CPU, counts as in a replay."""
+    first without a cache, and with neither; last with everything kept. A record and a row each: tokens per second after the
+    first pass, the most possible (copies run while it reads if it prefetches, else before), byte hit rate, GB/s over the bus,
+    MiB held. Gates: logits as on the CPU, counts as in a replay."""
     check_room(file)
     capacity = max(1, round(fraction * sum(matrices(file).values())))
     ways = {"no cache": kit.NoCache()} | {name: POLICIES[name](capacity) for name in names} | {"all kept": kit.HashMap()}

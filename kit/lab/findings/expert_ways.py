@@ -39,7 +39,7 @@ from kit.system.note import doing
 from kit.system.rows import PAGE
 from kit.units import format_bytes, format_seconds
 
-_SPARE = 64 << 20  # bytes beside weights and slots: what grows while a process runs
+_SPARE = 64 << 20  # bytes in addition to weights and slots: what grows while a process runs
 _SMALL = 64 << 20  # bytes: of a smaller file some pages always stay
 _BUDGET = 0.5  # seconds for each token asked for: when all are spent, a way takes no further one
 _LEAST = 8  # tokens that it takes in any case; llama.cpp half as many
@@ -101,7 +101,7 @@ class TimedDecode:
 
     @property
     def beside(self) -> dict[str, float]:
-        """What stands beside a token's seconds: means of the second half."""
+        """What is reported with a token's seconds: means of the second half."""
         named = {"waited, s": "waited", "in the kernel, s": "in_kernel", "major faults": "faults"}
         named |= {"disk meanwhile, GB/s": "disk", "beyond, GB/s": "beyond", "output meanwhile, s": "output"}
         means = {name: self.mean(column) for name, column in named.items()}
@@ -271,7 +271,7 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
 
 
 def fastest(by: dict[str, float]) -> str:
-    """The fastest of the ways by their seconds a token, in words, with those that one run cannot tell apart from it: times of
+    """The fastest of the ways by their seconds per token, in words, with those that one run cannot tell apart from it: times of
     one machine differ by so much from run to run (kit.lab.drift)."""
     first, *others = sorted(by, key=by.get)
     near = [f'"{way}"' for way in others if by[way] <= drift.factor("s") * by[first]]

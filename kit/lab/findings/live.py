@@ -56,7 +56,7 @@ def decode(
 ) -> Live:  # fmt: skip
     """Decode ``passes`` tokens one by one from an empty context, with fixed inputs, through ``cache``.
 
-    On the ``device`` "cuda" the cache holds blocks and its capacity counts bytes of device memory; all blocks also lie in
+    On the ``device`` "cuda" the cache holds blocks and its capacity counts bytes of device memory; all blocks are also in
     pinned host memory. ``ahead``: the next tensor is copied on a second stream meanwhile, into two tensors' worth of memory of
     its own. No CUDA graph: those need every block to stay.
 

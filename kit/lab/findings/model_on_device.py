@@ -71,7 +71,7 @@ def check_equal(what: str, logits: torch.Tensor, right: torch.Tensor) -> None:
 
 
 def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> pd.DataFrame:
-    """Decode after a random context of each length that the model knows, by KV cache type: ``samples`` (seconds a token, its
+    """Decode after a random context of each length that the model knows, by KV cache type: ``samples`` (seconds per token, its
     logits on the host) and their median, the ``bytes`` read and ``flops`` of a token; ``missing``: why there are no samples.
     With a GPU each token is a replayed CUDA graph, captured before the first that counts."""
     config, weights = read_config(file), DeviceWeights(file)

@@ -16,7 +16,7 @@ from kit.model.slots import Experts, ExpertSlots
 class Offload(NamedTuple):
     """``holds``: "mapped", "slots" or "llama.cpp", which maps the file and routes for itself. Mapped: ``advice`` for
     pagecache.advise, when ("once" or "routed"). Slots: ``policy``, reading past the page cache (``direct``) or through it, by
-    so many ``readers``, and ``ahead``: the next layer's last experts are read beside. ``locked``: what mlock keeps: "dense",
+    so many ``readers``, and ``ahead``: the next layer's last experts are read meanwhile. ``locked``: what mlock keeps: "dense",
     "hottest" or nothing. ``given_up``: the share of the dense weights' memory that slots take."""
 
     holds: str

@@ -11,7 +11,7 @@ def observe(
     make: Callable, tensors: Mapping[str, int], arrival: Sequence[str], first: str, glance: int = 178
 ) -> SimpleNamespace:  # fmt: skip
     """Preload ``tensors`` (name -> bytes) in the order ``arrival``; then ask for ``first`` in another thread, the one
-    that serves the request; then once for each tensor. Numbers stand for values.
+    that serves the request; then once for each tensor. Numbers take the place of weights.
 
     ``make()``: a WeightCache or one of kit.lab.faults. Seen are ``preload`` (Stats at its end), ``counter`` (misses
     after ``glance`` tensors, at the end, after the request), ``missed`` (was ``first`` loaded again?), ``references``

@@ -84,7 +84,7 @@ def _take(path: str, tokens: int, pinned: int) -> dict:
 
 
 def _take_mapped(path: str, tokens: int, group: str) -> dict:
-    """Blocks where they lie, of whose pages a group keeps what fits. A first pass fills it."""
+    """Decode from the map, while a control group keeps as many pages of the file as fit. A first pass fills it."""
     seconds, stayed = [], []
     for _ in range(tokens + 1):
         gc.collect()  # a model that is done with refers to itself, and its map stays open

@@ -2,7 +2,7 @@
 or used from their blocks.
 
 "kept" is what report 000 did: every dequantized weight stays, and what does not fit in memory goes to the disk and comes back.
-By default a file in the run's folder stands for the swap (``Spilled``), past the page cache and without rights.
+By default a file in the run's folder takes the place of swap (``Spilled``); it bypasses the page cache and needs no rights.
 ``swap=True`` takes real swap and a memory limit instead (``Group``), which only root on Linux may.
 """
 
@@ -241,7 +241,7 @@ def _taken(path, tiny, way, inferences, budget) -> dict:
 
 
 def of_run(lab, shares=(1.0, 0.75, 0.53), swap: bool = False, **arguments) -> pd.DataFrame:
-    """The curve of a run, one row an inference: share (of the float32 weights in memory), way, inference (0: the first),
+    """The curve of a run, one row per inference: share (of the float32 weights in memory), way, inference (0: the first),
     seconds, gib, the GiB of float32 that PASSES passes read, and how: what does not fit lies on a spill file or in real swap.
     The first notebook that asks measures, on the run's TinyLlama or model; the others read its records. Without rows and with a
     warning on the page where the kernel ends a way in real swap.

@@ -61,7 +61,7 @@ def least_seconds(nbytes: float) -> float:
 
 
 def speed(claim: str, nbytes: int, weights: str = "float32") -> Record:
-    """The verdict on claimed tokens a second of their model, by its ``nbytes`` in ``weights`` and their bandwidth."""
+    """The verdict on claimed tokens per second of their model, by its ``nbytes`` in ``weights`` and their bandwidth."""
     device, goal = machine(), claims.get(claim).after
     return judge(
         claim, f"tokens a second of {MODEL} from {weights} at the reports' bandwidth", "tok/s", how="computed",
@@ -73,6 +73,6 @@ def speed(claim: str, nbytes: int, weights: str = "float32") -> Record:
 
 
 def least_by_width() -> pd.Series:
-    """The least seconds a token of their model on their machine, by what a weight is kept as."""
+    """The least seconds per token of their model on their machine, by what a weight is kept as."""
     sizes = {width: bytes_ * elements() for width, bytes_ in WIDTHS.items()} | {"blocks of the file": block_bytes()}
     return pd.Series({width: least_seconds(nbytes) for width, nbytes in sizes.items()})
