@@ -108,6 +108,7 @@ def command(
     from kit.cache.routes import geometry_of, of_spans, write_routes
     from kit.gguf.summary import check_language_model
     from kit.lab.progress import PromptTrace
+    from kit.lab.prompts import chat_ids, ids_of, text_of
     from kit.model.budget import weights_within
     from kit.model.hyperparameters import read_config
     from kit.model.tokenizer import tokenizer_of
@@ -121,7 +122,7 @@ def command(
         raise click.UsageError("give exactly one of -p, --prompt-file and --tokens")
     pins = linear in BLOCKS and (cache or "").startswith("pinned:")
     _refuse_idle(asked - {"cache"} if pins and not memory else asked, linear, sampling["temperature"])
-    prompt = _ids(tokens) if tokens is not None else _text(prompt, prompt_file)
+    prompt = ids_of(tokens) if tokens is not None else text_of(prompt, prompt_file)
     opened = kit.open(file or model, "small" if memory and "pages" not in asked else pages)
     check_language_model(opened)
     if routes:
@@ -134,7 +135,7 @@ def command(
         raise click.UsageError("--by-depth has no effect here: it times the kit's own pass from the blocks of a file that fits")
     if chat:
         messages = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": prompt}]
-        prompt = _chat(opened, messages, chat_template_kwargs)
+        prompt = chat_ids(opened, messages, chat_template_kwargs)
     budget, slots, trace = None, None, PromptTrace()
     if memory:
         prompt = tokenizer_of(opened).encode(prompt) if isinstance(prompt, str) else prompt
@@ -172,6 +173,8 @@ def command(
         write_routes(written, routes)
         uses, decoded = len(written.expert), len(written.decoded)
         click.echo(f"{routes}: {uses:,} uses of experts in the prompt and {decoded} tokens", err=True)
+    from kit.lab.speeds import bound_of, lines_of  # here, because nothing before needs the laboratory's memory
+
     held = "straight from the file" if linear in BLOCKS and not pins else repr(kept)
     held = (
         held
@@ -184,7 +187,7 @@ def command(
     )
     how = "compressed tiles" if opened.compressed else linear
     speed = answer.speed() | {
-        **_bound(answer),
+        **bound_of(answer),
         "peak_memory_bytes": peak_memory(),
         "linear": how,
         "cache": held,
@@ -200,7 +203,7 @@ def command(
         click.echo(to_json({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed))
     else:
         click.echo("" if tokens is None else answer.text or " ".join(map(str, answer.tokens)))
-        click.echo("\n".join(_lines(answer, speed)), err=True)
+        click.echo("\n".join(lines_of(answer, speed)), err=True)
 
 
 def _depths(opened, linear, kv):
@@ -293,56 +296,6 @@ def _way(opened, asked, linear, cache, backend, attention, context, kv):
     return (own, kit.NoCache() if linear in BLOCKS and not cache else _policy(cache or "auto", opened, size), "kit's own pass")
 
 
-def _text(prompt, path):
-    """The prompt of -p or --prompt-file as valid UTF-8; one newline at the end of a file or of standard input is dropped."""
-    from kit.errors import ModelError
-    from kit.system.files import read_text
-
-    if path is not None or prompt == "-":
-        return read_text("-" if path is None else path, ModelError).removesuffix("\n")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise ModelError(f"-p: not UTF-8 at character {error.start}: convert the text first, for example with iconv") from None
-    return prompt
-
-
-def _chat(opened, messages, variables):
-    """Token ids of the messages, by the file's template with the ``variables`` (JSON, or None)."""
-    from kit.model.chat import chat, variables_of
-    from kit.model.tokenizer import tokenizer_of
-
-    given = _variables(variables) if variables is not None else {}
-    read = variables_of(opened) - {"messages"} if given else set()
-    if unread := given.keys() - read:
-        told = ", ".join(sorted(read)) or "none"
-        raise click.UsageError(
-            f"--chat-template-kwargs: the file's chat template does not read {min(unread)!r}; it reads {told}"
-        )
-    return chat(opened, tokenizer_of(opened), messages, **given)
-
-
-def _variables(text):
-    import json
-
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"no JSON: {error}", param_hint="--chat-template-kwargs") from None
-    if not isinstance(given, dict):
-        raise click.BadParameter(
-            "not a JSON object such as '{\"enable_thinking\": false}'", param_hint="--chat-template-kwargs"
-        )
-    return given
-
-
-def _ids(text):
-    try:
-        return [int(token) for token in text.replace(",", " ").split()]
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a list of token ids such as 1,450,7483", param_hint="--tokens") from None
-
-
 def _policy(text, file, working_set):
     import kit
     from kit.model.budget import room_for_kept
@@ -358,46 +311,3 @@ def _policy(text, file, working_set):
         return limited[name](capacity)
     message = f"{text!r} is not one of none, all, auto, lru:SIZE, pinned:SIZE (a size such as 4GiB)"
     raise click.BadParameter(message, param_hint="--cache")
-
-
-def _bound(answer):
-    """The GB/s at which memory reads, the best known of this machine or else now, and the tokens per second that allows."""
-    from kit.lab import measurements, state
-
-    known = measurements.shared().best(measurements.READ, "GB/s")
-    read = max([state.probe_state().read_gbps, *(known.samples if known else ())])
-    decoded = answer.nbytes[1:]
-    least = sum(decoded) / len(decoded) / (read * 1e9) if decoded else 0
-    return {"read_gbps": read, "decode_bound_tokens_per_second": 1 / least if least else None}
-
-
-def _lines(answer, speed):
-    from kit.units import format_bytes, format_seconds
-
-    def rate(name):
-        return f"{speed[f'{name}_tokens_per_second']:10.2f} tok/s {speed[f'{name}_gb_per_second']:8.1f} GB/s read"
-
-    yield ""
-    yield f"kernels      {format_seconds(speed['kernels_seconds']):>10}   warm-up: kernels compiled or loaded, file read"
-    yield f"first token  {format_seconds(answer.ttft):>10}"
-    yield f"prefill    {rate('prefill')}   {len(answer.prompt)} tokens"
-    if len(answer.tokens) > 1:
-        yield f"decode     {rate('decode')}   {len(answer.tokens) - 1} tokens"
-    if bound := speed["decode_bound_tokens_per_second"]:
-        yield f"bound      {bound:10.2f} tok/s {speed['read_gbps']:8.1f} GB/s, the most that memory gave here"
-    yield f"peak memory  {format_bytes(speed['peak_memory_bytes']):>10}"
-    yield f"weights      {speed['linear']}, {speed['cache']}"
-    if speed["memory"]:
-        yield f"memory       {speed['memory']}"
-    if found := speed["experts"]:
-        hits = f"{found['hit_rate']:.1%} of {found['hits'] + found['misses']:,} uses hit"
-        read = f"{format_bytes(found['bytes_loaded'])} read, {format_seconds(found['waited_seconds'])} spent waiting"
-        yield f"experts      {hits}, {read}"
-    for row in speed["depths"]:
-        kinds = (f"{name} {format_seconds(row[name])}" for name in row if name not in ("positions", "by", "token"))
-        yield f"after {row['positions']:<7,}{format_seconds(row['token']):>10}   {', '.join(kinds)} (measured)"
-    yield f"forward pass {speed['via']}"
-    yield f"stopped      {answer.stopped}"
-    yield from (f"pages        {line}" for line in speed["pages"])
-    if speed["faster"]:
-        yield f"faster       {speed['faster']}"
