@@ -399,7 +399,10 @@ def test_what_is_not_published_is_installed_from_a_checkout():
 def test_what_explain_prints_is_recorded_and_shown_in_whole_sections(tmp_path, monkeypatch):
     printed = "a file\n\nTHE ANSWER\nyes\n\n" + "A TABLE\n" + "row\n" * 30
     monkeypatch.setattr(_pages, "REFERENCE", tmp_path)
-    said = {"kit explain tiny": printed, "kit explain busy": "At most 3, while other processes used the cores\n"}
+    said = {
+        "kit explain tiny --again": printed,
+        "kit explain busy --again": "At most 3, while other processes used the cores\n",
+    }
     run = lambda words, **_: subprocess.CompletedProcess([], 0, said[f"kit {' '.join(words[1:])}"])  # noqa: E731
     monkeypatch.setattr(_pages.subprocess, "run", run)
     monkeypatch.setattr(_pages.machine, "describe", dict)
