@@ -11,6 +11,7 @@ import pandas as pd
 
 import benchmarks
 from kit import __version__, system
+from kit.errors import KitError
 from kit.lab import machine
 from kit.system.paths import ROOT
 
@@ -30,17 +31,8 @@ def main(names, save, only, of, explain, table):
 
     The machine should be idle: peers are measured in turn with the kit, so ratios suffer less than absolute numbers.
     """
-    if of:
-        from benchmarks import _reference
-
-        click.echo("\n".join(map(str, [_reference.add(of), *_reference.tidy()])))
     if table or explain or of:
-        from benchmarks import _pages  # after the run was added: it reads the newest
-
-        if explain:
-            click.echo(_pages.record(explain))
-        click.echo("\n".join(_pages.write()))
-        return
+        return _write(of, explain)
     click.echo(f"{machine.machine_id()}: {system.cpu_name()}, {system.usable_cores()} cores; kit {__version__}")
     records = ROOT / "results" / "reference"
     for name in names or NAMES:
@@ -52,6 +44,22 @@ def main(names, save, only, of, explain, table):
         if save:
             folder = records / getattr(module, "PLACE", machine.machine_id()) / "benchmarks"
             _append(folder / f"{name}.jsonl", {"benchmark": name, "title": title, "started": started}, table)
+
+
+def _write(of, explain) -> None:
+    """Add a run and an output of kit explain to the committed records, and write the pages that rest on them."""
+    try:
+        if of:
+            from benchmarks import _reference
+
+            click.echo("\n".join(map(str, [_reference.add(of), *_reference.tidy()])))
+        from benchmarks import _pages  # after the run was added: it reads the newest
+
+        if explain:
+            click.echo(_pages.record(explain))
+        click.echo("\n".join(_pages.write()))
+    except (ValueError, KitError) as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _append(path, head: dict, table: pd.DataFrame) -> None:
