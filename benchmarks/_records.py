@@ -14,20 +14,22 @@ def started(folder: Path) -> str:
     return json.loads((folder / "run.json").read_text(encoding="utf-8"))["started"]
 
 
-def rendered(reference: Path = REFERENCE) -> list[Path]:
+def rendered() -> list[Path]:
     """The committed runs that have pages, the newest first."""
-    return sorted((path.parent for path in reference.glob("*/*/index.html")), key=started, reverse=True)
+    return sorted((path.parent for path in REFERENCE.glob("*/*/index.html")), key=started, reverse=True)
 
 
-RUN = rendered()[0]  # the run that README and docs link to, and that docs/findings.md tells of
+def newest() -> Path:
+    """The run that README and docs link to, and that docs/findings.md tells of."""
+    return rendered()[0]
 
 
-def rows(notebook: str, run: Path = RUN) -> list[dict]:
+def rows(notebook: str, run: Path | None = None) -> list[dict]:
     """The records of a notebook of a committed run."""
-    return [json.loads(line) for line in (run / f"{notebook}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in ((run or newest()) / f"{notebook}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def row(notebook: str, quantity: str, run: Path = RUN) -> dict:
+def row(notebook: str, quantity: str, run: Path | None = None) -> dict:
     """The one record whose quantity is this, or else begins with it; ValueError where there is none, or several."""
     found = rows(notebook, run)
     exact = [row for row in found if row["quantity"] == quantity]

@@ -42,7 +42,7 @@ def _check(state: Run) -> None:
 
 def tidy() -> list[Path]:
     """Remove the pages of every run but the newest rendered one of its machine; the folders that lost pages."""
-    newest = {folder.parent: folder for folder in reversed(_records.rendered(_records.REFERENCE))}
+    newest = {folder.parent: folder for folder in reversed(_records.rendered())}
     tidied = []
     for folder in {path.parent for kind in PAGES for path in _records.REFERENCE.glob(f"*/*/{kind}")} - {*newest.values()}:
         for path in (path for kind in PAGES for path in folder.glob(kind)):

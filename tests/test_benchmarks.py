@@ -284,7 +284,7 @@ def test_a_run_becomes_the_committed_one_and_older_ones_keep_their_records(tmp_p
     second = _reference.add(run_of(tmp_path / "b", "2026-01-02", "b" * 12))
     assert first == second == tmp_path / "reference" / "m" / "quick", "the older one is quick-<commit> now"
     third = _reference.add(run_of(tmp_path / "c", "2026-01-03", model="/models/some-1.5b.gguf"))
-    assert third.name == "some-1.5b" and _records.rendered(tmp_path / "reference")[0] == third
+    assert third.name == "some-1.5b" and _records.newest() == third
     assert {path.name for path in _reference.tidy()} == {"quick", "quick-aaaaaaa"} and _reference.tidy() == []
     for folder in third.parent.iterdir():
         kinds = {path.suffix for path in folder.iterdir()}
