@@ -47,7 +47,7 @@ class IkLlama(llama_cpp.Llama):
 
     library, fields = staticmethod(_ik_library), {
         "vocab_only": (168, _BOOL), "n_ctx": (4, _INT), "n_batch": (8, _INT), "n_ubatch": (12, _INT), "flash": (151, _BOOL),
-        "type_k": (96, _INT), "type_v": (100, _INT),
+        "type_k": (96, _INT), "type_v": (100, _INT), "prefetch_experts": (185, _BOOL),
     }  # fmt: skip
 
 

@@ -38,6 +38,7 @@ SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the file's bytes, beside what a process nee
 PROMPT, TOKENS, PATIENCE = 512, 48, 240.0  # seconds after which a side takes no further token
 SLOTS, CACHE, DRAWN = "kit, slots", "kit, page cache", ", drawn routes"
 PEERS = {f"llama.cpp, {mode}": mode for mode in LOAD_MODES}
+IKS = {IK: {}, f"{IK}, prefetch-experts": {"prefetch_experts": True}}
 TOO_LARGE = "kit, slots of "
 BUDGETS = (1.0, 1.5, 2.0, 3.0, 5.0)  # of one token's experts; and up to the limit: what is left for dense weights below
 LEFT = (1.0, 0.5, 0.0)
@@ -60,7 +61,7 @@ def run(only: str = "") -> pd.DataFrame:
 
 
 def _ways():
-    return [SLOTS, SLOTS + DRAWN, CACHE, CACHE + DRAWN, *PEERS, *([] if no_ik() else [IK])]
+    return [SLOTS, SLOTS + DRAWN, CACHE, CACHE + DRAWN, *PEERS, *([] if no_ik() else IKS)]
 
 
 def _measured(path: Path, name: str, share: float, way: str):
@@ -97,7 +98,7 @@ def _measured(path: Path, name: str, share: float, way: str):
 
 
 def _environment(way):
-    return os.environ | (ENVIRONMENT if way in PEERS or way == IK else {})
+    return os.environ | (ENVIRONMENT if way in PEERS or way in IKS else {})
 
 
 # ---- in the child
@@ -115,7 +116,7 @@ def _taken(path, way, limit, size, prompt, tokens, patience) -> dict:
     pagecache.drop(Path(path))
     random = np.random.default_rng(0)
     batch, later = (random.integers(3, 500, count).tolist() for count in (prompt, tokens))
-    step, missed, end = (_by_peer if way in PEERS or way == IK else _by_the_kit)(path, way, limit, size, prompt + tokens)
+    step, missed, end = (_by_peer if way in PEERS or way in IKS else _by_the_kit)(path, way, limit, size, prompt + tokens)
     found = {"seconds": [], "read": [], "missed": []}
     start = time.perf_counter()
     step(batch, 0)
@@ -167,5 +168,5 @@ def _by_the_kit(path, way, limit, size, context):
 
 
 def _by_peer(path, way, limit, size, context):
-    engine = IkLlama(path, context) if way == IK else Llama(path, context, repack=False, load=PEERS[way])
+    engine = IkLlama(path, context, **IKS[way]) if way in IKS else Llama(path, context, repack=False, load=PEERS[way])
     return (lambda tokens, held: engine.logits(tokens, held, 1)), (lambda: (0, (0, 0))), str

@@ -116,12 +116,13 @@ class Llama(AbstractContextManager):
 
     ``kv``: type of the KV cache. ``exact``: float32 sums in attention (no flash attention). ``vocabulary_only``: load no
     weights. ``load``: one of LOAD_MODES. ``repack``: as it comes, llama.cpp copies many matrices into memory of its own, in
-    another order; False leaves them where they lie. Raises ModelError when it cannot load the file or make the context.
+    another order; False leaves them where they lie. ``more``: other ``fields`` of the context. Raises ModelError when it cannot
+    load the file or make the context.
     """
 
     library, fields = staticmethod(library), FIELDS
 
-    def __init__(self, path, context=512, kv="float16", exact=False, vocabulary_only=False, repack=True, load="mmap"):
+    def __init__(self, path, context=512, kv="float16", exact=False, vocabulary_only=False, repack=True, load="mmap", **more):
         lib = self._lib = self.library()
         parameters = lib.llama_model_default_params()
         parameters.set(self.fields, load_mode=LOAD_MODES[load], vocab_only=vocabulary_only, repack=repack)
@@ -134,7 +135,7 @@ class Llama(AbstractContextManager):
         if not vocabulary_only:
             parameters = lib.llama_context_default_params()
             types = {"type_k": _KV_TYPES[kv], "type_v": _KV_TYPES[kv]} | ({"flash": 0} if exact else {})
-            parameters.set(self.fields, n_ctx=context, n_batch=context, n_ubatch=512, **types)
+            parameters.set(self.fields, n_ctx=context, n_batch=context, n_ubatch=512, **types, **more)
             self._context = ctypes.c_void_p(lib.llama_init_from_model(self._model, parameters))
             if not self._context:
                 self.close()
