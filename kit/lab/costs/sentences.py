@@ -10,8 +10,9 @@ from kit.lab.costs.elsewhere import compressibility
 from kit.lab.costs.measuring import measure_engines
 from kit.lab.costs.study import Study
 from kit.lab.costs.tables import as_text, formatted, paragraph, short
+from kit.lab.costs.ways import used_tensors
 from kit.system import cpu_facts
-from kit.units import format_bytes, format_count
+from kit.units import format_bytes, format_count, format_seconds, printable
 
 _FEW = 20  # a cache of less than this part of the float32 weights is none
 
@@ -105,6 +106,30 @@ def mac(study: Study) -> str:
     )
 
 
+def of_a_use(study: Study) -> str:
+    """What a weight that is not kept costs at every use, however small it is; "" where no vector is used."""
+    cost = {kind: cost.load["float32"] + cost.multiply["float32"] for kind, cost in study.costs.items()}
+    tensors, names = used_tensors(study.file, study.order), study.order.tokens[-1]
+    vectors = [cost[tensors[name].kind] for name in names if len(tensors[name].kind.shape) == 1]
+    if not vectors:
+        return ""
+    least, uses = min(vectors), len(names)
+    return (
+        f"Each use of a tensor that is not cached costs at least {format_seconds(least)} (lookup, buffer, spans): "
+        f"{format_seconds(uses * least)} for the {uses} uses of a token, and {least * len(vectors) / sum(vectors):.0%} of "
+        f"the time of its {len(vectors)} vectors."
+    )
+
+
+def largest(study: Study) -> str:
+    """What the largest weight does to an LRU."""
+    name, size = max(study.accesses.objects.items(), key=lambda item: item[1])
+    return (
+        f"The largest weight, {printable(name)}, is {format_bytes(size)} of {format_bytes(study.accesses.working_set)}: an "
+        "LRU just large enough for it throws the others out for it at every token, so there its curve can fall."
+    )
+
+
 def sections(study: Study, compile: Callable[[], None], everything: bool = False) -> Iterator[tuple[str, object, str]]:
     """(key, plain data for it, section of text) of everything, in the order in which it is known; "": no key, or no text.
 
@@ -165,7 +190,7 @@ def _tables(study, everything, rows, table, more):
     yield "policies", rows(frame), table(title, frame) if everything or study.trace or matters else ""
     title = "WHERE A TOKEN'S TIME GOES, all ways (dequantized each time, kept in float32, from blocks)"
     yield "families", rows(frame := study.families()), more(title, frame)
-    if everything and (own := study.of_a_use()):
+    if everything and (own := of_a_use(study)):
         yield "", None, paragraph(own)
     frame = study.exactness()
     differs = not (frame.drop(columns="weights").isin(["equal"]) | frame.drop(columns="weights").isna()).all(axis=None)

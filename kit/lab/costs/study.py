@@ -27,14 +27,14 @@ from kit.lab.costs.measured_ways import Measured
 from kit.lab.costs.order import FUSED, Order, kind_of, order_of
 from kit.lab.costs.quality import quality
 from kit.lab.costs.room import Room
-from kit.lab.costs.ways import BLOCKS, Prediction, Way, faster_than_probed, roofed, used_tensors
+from kit.lab.costs.ways import BLOCKS, Prediction, Way, faster_than_probed, roofed
 from kit.lab.limits import KnownLimits
 from kit.lab.machine import Machine
 from kit.lab.measurements import Reading, Readings, shared
 from kit.model.hyperparameters import read_config
 from kit.model.remembered import contexts
 from kit.system import memory_available, memory_limit, note
-from kit.units import format_bytes, format_count, format_seconds, printable
+from kit.units import format_count
 
 _PRECISIONS = ("f32", "int8 activations"), ("f32", "f16", "bf16", "int8 activations")  # of a large file, of any other
 _LARGE = 6e8  # weights that are rounded again for each step of a text: seconds, not minutes, on two cores
@@ -267,31 +267,9 @@ class Study:
         """Where a token's time goes, by family of tensors."""
         return tables.families(self.file, self.order, self.costs)
 
-    def of_a_use(self) -> str:
-        """What a weight that is not kept costs at every use, however small it is; "" where no vector is used."""
-        cost = {kind: cost.load["float32"] + cost.multiply["float32"] for kind, cost in self.costs.items()}
-        tensors, names = used_tensors(self.file, self.order), self.order.tokens[-1]
-        vectors = [cost[tensors[name].kind] for name in names if len(tensors[name].kind.shape) == 1]
-        if not vectors:
-            return ""
-        least, uses = min(vectors), len(names)
-        return (
-            f"Each use of a tensor that is not cached costs at least {format_seconds(least)} (lookup, buffer, spans): "
-            f"{format_seconds(uses * least)} for the {uses} uses of a token, and {least * len(vectors) / sum(vectors):.0%} of "
-            f"the time of its {len(vectors)} vectors."
-        )
-
     def policies(self) -> pd.DataFrame:
         """Hits by policy for the memory given."""
         return tables.policies(self.accesses, self.memory)
-
-    def largest(self) -> str:
-        """What the largest weight does to an LRU."""
-        name, size = max(self.accesses.objects.items(), key=lambda item: item[1])
-        return (
-            f"The largest weight, {printable(name)}, is {format_bytes(size)} of {format_bytes(self.accesses.working_set)}: an "
-            "LRU just large enough for it throws the others out for it at every token, so there its curve can fall."
-        )
 
     def exactness(self) -> pd.DataFrame:
         """Format by backend on this file's own blocks."""
