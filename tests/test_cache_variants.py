@@ -107,8 +107,8 @@ def test_verdicts_follow_what_was_measured(tmp_path):
 
 def test_the_stand_in_gives_the_same_weights_on_its_own_thread(file, monkeypatch):
     right, slow, asked = kit.Weights(file, backend="reference"), dequantizers.StandIn(file), []
-    run = threads.run
-    monkeypatch.setattr(threads, "run", lambda kernel, arguments, tasks: (asked.append(tasks), run(kernel, arguments, tasks)))
+    run_all = threads.run_all
+    monkeypatch.setattr(threads, "run_all", lambda steps: (asked.extend(tasks for *_, tasks in steps), run_all(steps)))
     assert all(torch.equal(slow.load(name), right.load(name)) for name in file.tensors)
     assert len(asked) == len(file.tensors) and max(asked) < 0, "no other thread of the kit takes part"
 
