@@ -129,7 +129,7 @@ def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(tmp_path):
             "shown": drawn.append,
             "display": lambda _: None,
         }
-        for cell in ("quants", "quants-figure", "quants-table"):
+        for cell in ("quants", "quants-figure"):
             exec(code[cell], scope)
         assert bool(plt.get_fignums()) == bool(text)
         assert told in said[-1]

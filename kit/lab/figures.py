@@ -131,7 +131,8 @@ def over_kl(axes: Axes) -> None:
 
 
 def against_kl(times, kl):
-    """(figure, axes) with a point a way or peer: ``times`` the speed of llama.cpp over ``kl``, Series of the same index."""
+    """(figure, axes) with a point a way or peer: ``times`` the speed of llama.cpp over ``kl``, Series of the same index. Its
+    title has the times."""
     figure, axes = new(height=3.2)
     for name, mark in zip(times.index, "os^Dv*PX", strict=False):
         axes.plot(kl[name], times[name], mark, markersize=9, label=f"{name}, KL {kl[name]:.2g}")
@@ -139,6 +140,7 @@ def against_kl(times, kl):
     axes.set(xlabel="KL divergence from float32 (nats): left is exact", ylabel="times llama.cpp's speed")
     axes.set_ylim(0, 1.1 * times.max())  # the peer's own mark stands whole where nobody is faster
     figure.legend(fontsize=8.5, ncols=3, loc="outside lower center")
+    axes.set_title(f"Times llama.cpp's speed: {'; '.join(f'{name} {each:.2f}' for name, each in times.items())}")
     return figure, axes
 
 

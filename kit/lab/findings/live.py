@@ -1,6 +1,6 @@
 """Decode a model through a cache and record what happens, for both cache notebooks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,6 +107,19 @@ def prefetching(order: Requests, arguments: dict | None) -> Callable:
         return Prefetcher(weights.store, plan, **arguments)
 
     return prepare
+
+
+def differences(measured: Mapping, exact: Mapping, allowed: Mapping[str, float]) -> pd.DataFrame:
+    """Ways by how far their logits are from ``exact`` ones (way -> logits) and from those of the first way of their precision;
+    "as it should be": at most 1e-4 from the latter, and from exact what is ``allowed`` of their precision (absent: anything).
+    """
+    rows, of_precision = [], {}
+    for way, found in measured.items():
+        same = exact[way] if way.precision == "f32" else of_precision.setdefault(way.precision, found.result)
+        off, within = (relative_rms(found.result, right) for right in (exact[way], same))
+        most = allowed.get(way.precision, np.nan)
+        rows.append((way.label, off, most, within, within <= 1e-4 and not off > most))
+    return tables.frame(rows, "way", "from f32, of its spread", "allowed", "from its own precision", "as it should be")
 
 
 def relative_rms(ours: torch.Tensor, right: torch.Tensor) -> float:
