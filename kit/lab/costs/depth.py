@@ -5,10 +5,15 @@ from collections.abc import Sequence
 import pandas as pd
 
 import kit
+from kit.gguf import cut
 from kit.gguf.names import layer_of
+from kit.gguf.reader import GGUFFile
+from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.costs.attention import DecodeStep
-from kit.lab.costs.tables import DEPTH
+from kit.lab.costs.tables import DEPTH, formatted
+from kit.lab.kept import once_a_run
 from kit.model.config import Config
+from kit.model.hyperparameters import read_config
 from kit.model.kvcache import KV_TYPES
 from kit.model.remembered import by_kind, held, kind_of
 
@@ -24,13 +29,16 @@ def depths_of(config: Config, depths: Sequence[int] = DEPTHS) -> list[int]:
     return [depth for depth in depths if depth < config.context] or [config.context - 1]
 
 
-def least(config: Config, nbytes: float, gbps: float, kv: str = "float32", depths: Sequence[int] = DEPTHS) -> list[dict]:
+def least(
+    config: Config, nbytes: float, gbps: float, kv: str = "float32", depths: Sequence[int] = DEPTHS, times: float = 1.0
+) -> list[dict]:
     """The least seconds of a token per depth: the bytes of its weights (``nbytes``), of keys and values, and of states, which
-    are read and written, at ``gbps``. Keys: "positions", "by", a kind each, REST, "token"."""
+    are read and written, at ``gbps``. ``times``: how many layers each layer represents. Keys: "positions", "by", a kind each,
+    REST, "token"."""
     rows, width = [], KV_TYPES[kv]
     for depth in depths_of(config, depths):
         moved = {
-            kind: sum(memory.read(depth + 1, width) + memory.written(width) for memory in memories)
+            kind: times * sum(memory.read(depth + 1, width) + memory.written(width) for memory in memories)
             for kind, memories in by_kind(config).items()
         }
         parts = {name: count / (gbps * 1e9) for name, count in (moved | {REST: nbytes}).items()}
@@ -38,6 +46,7 @@ def least(config: Config, nbytes: float, gbps: float, kv: str = "float32", depth
     return rows
 
 
+@once_a_run
 def measured(
     file, linear: str = "fused", kv: str = "float32", depths: Sequence[int] = DEPTHS, times: float = 1.0
 ) -> list[dict]:
@@ -77,3 +86,20 @@ def table(rows: list[dict]) -> pd.DataFrame:
     found = pd.DataFrame(sorted(rows, key=lambda row: (row["positions"], row["by"])))
     found.index = pd.Index([f"{depth:,}, {by}" for depth, by in zip(found.pop("positions"), found.pop("by"), strict=True)])
     return found.rename_axis(DEPTH)
+
+
+def attending(file, most: int) -> tuple[GGUFFile, int, str]:
+    """A file of up to ``most`` layers that attend, how many layers of ``file`` attend, and what is said of the others."""
+    layers = read_config(file).layers
+    found = [number for number, layer in enumerate(layers) if layer.mixer.memory.position]
+    others = len(layers) - len(found)
+    told = f"; {others} recurrent layers are left out, but for the times by depth" * bool(others)
+    return cut.what_fits(cut.cut(file, found) if others else file, most=most), len(found), told
+
+
+def page(file, times: float, nbytes: float, gbps: float, longest: int) -> pd.DataFrame:
+    """The table of page 04: ``least``, and ``measured`` after up to ``longest`` positions, with units. ``nbytes``: of the
+    weights that a token reads, where a layer of ``file`` represents several (``times``); else the file says it."""
+    read = nbytes if times != 1 else bytes_used(uses_of(file))
+    rows = least(read_config(file), read, gbps, times=times)
+    return formatted(table(rows + measured(file, depths=[depth for depth in DEPTHS if depth <= longest], times=times)))
