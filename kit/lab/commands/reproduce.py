@@ -60,7 +60,6 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             known = parameters.read(runs.read_notebook(notebooks / f"{name}.ipynb").cells, name)
             click.echo("\n  ".join([name, *map(str, known.values())]))
         return
-    runner.check_memory()
     model = absolute(model)
     if resume:
         folder = out or runs.latest(paths.results_folder())
@@ -72,6 +71,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
         folder = out or paths.results_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}"
     check_device(request.device)
     jobs = planning.plan(request, notebooks)
+    runner.check_memory(job.name for job in jobs)
     planning.check_model(request.model, jobs)
     if not resume:
         run = runs.start(folder, request)

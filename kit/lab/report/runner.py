@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +23,17 @@ from kit.system import memory_available, note
 from kit.units import format_bytes
 
 # Bytes that a notebook takes at least besides the command: papermill, the kernel with a model, a process that measures.
-LEAST = 900 << 20
+LEAST = {"00_start_here": 1600 << 20, "07_memory_frontier": 1100 << 20}
+_OTHERS = 900 << 20
 
 
-def check_memory() -> None:
-    """ReportError where so little memory is free that the kernel of every notebook would be killed."""
-    if (free := memory_available()) < LEAST:
+def check_memory(names: Iterable[str]) -> None:
+    """ReportError where so little memory is free that the kernel of one of these notebooks would be killed."""
+    least, name = max(((LEAST.get(name, _OTHERS), name) for name in names), default=(0, ""))
+    if (free := memory_available()) < least:
         raise ReportError(
-            f"{format_bytes(free)} of memory are free, and the processes of a notebook take {format_bytes(LEAST)} at least: "
-            "close other programs, or raise the limit (a container's or a job's)"
+            f"{format_bytes(free)} of memory are free, and {name} takes {format_bytes(least)} at least: close other programs, "
+            "raise the limit (a container's or a job's), or name other notebooks (--only)"
         )
 
 
