@@ -17,6 +17,7 @@ import kit
 import kit.hf
 from benchmarks import decode
 from kit.gguf.trained import TRAINED
+from kit.lab import pages
 
 MODELS = decode.MODELS
 HELD, PROMPT = 64, 512  # positions before the token; tokens of a prompt
@@ -26,11 +27,16 @@ _WITHIN = ("access", "read", "dequantize")  # other parts
 
 
 def run(only: str = "", tokens: int = 40, prompts: int = 5) -> pd.DataFrame:
-    """One row a model of benchmarks/decode.py, way and part: us a pass, GB/s of its weights for a token, GFLOP/s for a prompt.
+    """One row a model of benchmarks/decode.py, way and part: us a pass, its share of the pass, MB and GB/s of its weights for a
+    token, GFLOP/s for a prompt. What a plain map and a copy read in the same minute comes first ("read alone").
     Trained models run under transformers as well. ``only``: models whose name holds this."""
     rows = []
     for name in filter(lambda name: only in name, MODELS):
         path = decode.path_of(name)
+        with kit.open(path) as file:
+            found = pages.speed(file)
+        for part, gbps in {"its map": found.gbps, "a copy": found.memory_gbps}.items() if found else ():
+            rows.append({"model": name, "way": "read alone", "part": part, "GB/s": gbps})
         for way in ("fused", "fused-int8"):
             rows += _rows(name, path, way, 1, _alone(path, way, tokens))
         if name in TRAINED:
@@ -97,4 +103,6 @@ def _rows(name, path, way, tokens, passes):
     median = {part: np.median([us[part] for us in each]) for part in each[0]}
     for part, took in sorted(median.items(), key=lambda item: -item[1]):
         rates = (nbytes[part] / took / 1e3 or None, None) if tokens == 1 else (None, flop[part] / took / 1e3 or None)
-        yield {"model": name, "way": way, "part": part, "us": took, "GB/s": rates[0], "GFLOP/s": rates[1]}
+        share, read = took / median["token"], nbytes[part] / 1e6 if tokens == 1 and nbytes[part] else None
+        yield {"model": name, "way": way, "part": part, "us": took, "share": share, "MB": read, "GB/s": rates[0],
+               "GFLOP/s": rates[1]}  # fmt: skip
