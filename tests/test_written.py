@@ -65,7 +65,7 @@ def test_what_a_slow_map_costs_and_the_one_command():
     assert "`kit generate a.gguf -p x` reads the file again, once" in said and "--pages" not in said
     assert "`kit generate FILE --pages copied` takes 1.86 GiB" in pages.told(slow, slow, 2e9)
     assert "without a gain" in pages.told(slow, slow._replace(large=1.0), 2e9)
-    assert pages.told(fast, fast, 2e9).startswith("The file's map is as fast as memory: its map reads at 39.5 GB/s, 100%")
+    assert pages.told(fast, fast, 2e9).startswith("The file's pages are as fast as memory: its map reads at 39.5 GB/s, 100%")
 
 
 def test_a_copied_file_keeps_its_bytes(tmp_path):

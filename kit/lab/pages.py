@@ -1,5 +1,6 @@
 """How fast a mapped file reads: pages of 4 KiB in the page cache read more slowly than memory that kit made itself."""
 
+import shlex
 import timeit
 import warnings
 from dataclasses import replace
@@ -10,7 +11,9 @@ import torch
 from kit.gguf.large_pages import LEAST
 from kit.lab.kept import once_a_run
 from kit.lab.machine import Machine
+from kit.lab.prompts import PROMPT
 from kit.system import last_level_cache, memory_available
+from kit.system.paths import shown
 from kit.units import format_bytes, format_seconds
 
 MOST, _PASSES = 512 << 20, 5
@@ -76,8 +79,10 @@ def told(found: MapSpeed, now: MapSpeed, nbytes: float, command: str = "kit gene
     """How a file was ``found``, how its pages are ``now``, what that costs a token that reads so many bytes, and the one
     command where it costs something."""
     if found.ratio >= SMALL:
-        return f"The file's map is as fast as memory: {found.told()}."
-    text = f"The file's map was slower than memory: {found.told()}. That costs {format_seconds(found.cost(nbytes))} per token. "
+        return f"The file's pages are as fast as memory: {found.told()}."
+    text = (
+        f"The file's pages were slower than memory: {found.told()}. That costs {format_seconds(found.cost(nbytes))} per token. "
+    )
     if now.ratio >= SMALL or now.ratio > found.ratio / SMALL:
         return f"{text}`{command}` reads the file again, once; after that {now.told()}."
     if now.large is not None and now.large > found.large:
@@ -93,9 +98,9 @@ def settled(machine: Machine, file, found: MapSpeed | None, nbytes: float) -> tu
     if file.reading_again:
         file.reading_again.join()
     now = found and (found if found.ratio >= SMALL else speed(file))
-    return with_map(machine, now), told(
-        found, now, nbytes
-    ) if now else "How its map reads memory is not known: it is too small."
+    command = f"kit generate {shlex.quote(shown(file.path))} -p {shlex.quote(PROMPT)}"
+    text = told(found, now, nbytes, command) if now else "How its map reads memory is not known: it is too small."
+    return with_map(machine, now), text
 
 
 def with_map(machine: Machine, found: MapSpeed | None) -> Machine:

@@ -7,6 +7,8 @@ import click
 from kit.errors import ModelError
 from kit.system.files import read_text
 
+PROMPT = "The capital of France is"  # of commands that are printed
+
 
 def text_of(prompt, path):
     """The prompt of -p or --prompt-file as valid UTF-8; one newline at the end of a file or of standard input is dropped."""

@@ -36,6 +36,12 @@ def models_folder() -> Path:
     return Path(os.environ.get("KIT_MODELS") or own)
 
 
+def shown(path) -> str:
+    """A path as a command takes it, from the folder of the checkout where it is below that: a page says nothing of a home."""
+    path = Path(path)
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
 def results_folder() -> Path:
     """The default folder of runs: ``KIT_RESULTS``, else results/ of the checkout, else ./kit-results."""
     return Path(os.environ.get("KIT_RESULTS") or (ROOT / "results" if IN_CHECKOUT else Path.cwd() / "kit-results"))

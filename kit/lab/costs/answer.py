@@ -1,7 +1,6 @@
 """The answer of kit explain and page 09: the limit, what is reached here and how, llama.cpp, the one thing to change."""
 
 import shlex
-from pathlib import Path
 from typing import NamedTuple
 
 from kit.gguf.uses import bytes_used
@@ -11,11 +10,11 @@ from kit.lab.costs.engines import ENGINES, PEER
 from kit.lab.costs.study import Study
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, Way
 from kit.lab.measurements import Reading
+from kit.lab.prompts import PROMPT
 from kit.lab.state import BUSY
-from kit.system.paths import ROOT
+from kit.system.paths import shown
 from kit.units import format_bytes, format_seconds
 
-PROMPT = "The capital of France is"
 _WORTH = 1.05  # times as fast: less is no reason to change anything
 
 
@@ -48,7 +47,7 @@ def command(study: Study, way: Way) -> str:
     """The command that runs a way, as it can be pasted; "" where no command does."""
     if study.file.path is None or _reason(study):
         return ""
-    base = f"kit generate {shlex.quote(study.name or _shown(study.file.path))} -p {shlex.quote(PROMPT)}"
+    base = f"kit generate {shlex.quote(study.name or shown(study.file.path))} -p {shlex.quote(PROMPT)}"
     memory = f" --memory {size(study.whole)}" if study.whole else ""
     given = memory or f" --memory {size(study.room.free + study.room.beside)}"
     kept = {"HashMap": " --cache all", "NoCache": " --cache none"}.get(way.policy) if way.dtype == "float32" else None
@@ -57,12 +56,6 @@ def command(study: Study, way: Way) -> str:
         "pinned blocks": given, "slots": given, "slots-int8": f"{given} --linear fused-int8",
     }[way.linear]  # fmt: skip
     return "" if options is None else base + options
-
-
-def _shown(path) -> str:
-    """A path as a command takes it, from the folder of the checkout where it is below that: a page says nothing of a home."""
-    path = Path(path)
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def size(nbytes: int) -> str:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from kit.gguf.trained import TRAINED
 from kit.lab.claims.records import Record
+from kit.lab.prompts import PROMPT
 from kit.lab.report.checklist import command_line
 from kit.lab.report.run import Run
 from kit.lab.state import BUSY
 from kit.units import format_seconds
 
-PROMPT = "The capital of France is"
 OURS = {"kit": "", "kit, int8 activations": " --linear fused-int8"}  # engine of peers.json -> options of kit generate
 PEER = "llama.cpp, mmap"  # its default: the file mapped
 WAYS = {"kit": "a token, blocks as they lie", "kit, int8 activations": "a token, blocks, int8 activations"}  # in MEASURED_IN
