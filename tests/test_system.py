@@ -6,10 +6,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 import kit
@@ -86,7 +88,7 @@ ON_MACOS = {  # every call in kit/system -> what asks macOS in its place; "same"
     "psutil.virtual_memory": "same", ".dylib": "same", ".so": ".dylib", "/proc": "libc().sysctlbyname",
     "/sys": "libc().sysctlbyname", "os.sched_getaffinity": "libc().sysctlbyname", "os.O_DIRECT": "fcntl",
     "os.posix_fadvise": "libc().msync", "psutil.Process().io_counters": "libc().proc_pid_rusage",
-    "psutil.Process().memory_info": "same", "os.sched_setaffinity": "", "cgroup": "", "libc().syscall": "",
+    "psutil.Process().memory_info": "same", "os.sched_setaffinity": "", "cgroup": "", "libc().syscall": "", "libc().prctl": "",
 }  # fmt: skip
 
 
@@ -161,6 +163,24 @@ def test_macos_has_an_answer_of_its_own_to_every_question_but_one():
     fields = {field for field, default in zip(rows.System._fields, rows.System(), strict=True)
               if getattr(rows.SYSTEMS["darwin"], field) == default}  # fmt: skip
     assert fields == {"groups", "limits", "page_sizes", "peak"}  # no limit for groups; pages of 16 KiB; ru_maxrss says it
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_a_stopped_child_ends_with_a_parent_that_is_killed():
+    """Engines are stopped between questions; those of a kernel that the system killed stayed behind."""
+    child = "import os, signal; from kit.system import end_with_parent; end_with_parent(); print(os.getpid(), flush=True); "
+    child += "os.kill(os.getpid(), signal.SIGSTOP)"
+    parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}]).wait()"
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    number = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        if not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.05)
+    os.kill(number, 9)
+    raise AssertionError("the child stayed behind")
 
 
 def test_the_peak_of_a_process_is_not_that_of_its_parent():

@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -69,6 +70,12 @@ def yields() -> int:
     """The address of the system's function that lets another thread have the core of the one that calls it."""
     function = ctypes.CDLL("kernel32").SwitchToThread if sys.platform == "win32" else rows.libc().sched_yield
     return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def end_with_parent() -> None:
+    """Let the system end this process when the one that started it dies, even by a kill: prctl(PR_SET_PDEATHSIG) of Linux."""
+    if rows.HERE is rows.SYSTEMS["linux"]:
+        rows.libc().prctl(1, int(signal.SIGKILL), 0, 0, 0)
 
 
 def after_fork(forget: Callable[[], None]) -> None:

@@ -131,6 +131,7 @@ def serve(told: str) -> None:
     """The engine's process. A line of standard input is {"load": true}, {"begin": ids} for a new prompt, {"steps": n} for n
     more tokens, or {"logits": ids, "alone": whether token by token, "more": whether they follow the last ones, "out": file} for
     the logits after each of these, as numpy saves them. A line of standard output is [seconds, tokens], first for imports."""
+    system.end_with_parent()  # which stops it most of the time: it would stay behind
     home, name, path, options = json.loads(told)
     importlib.import_module(home)
     if cores := options.pop("cores", None):

@@ -15,7 +15,7 @@ from kit.lab.costs.order import DECODES, Decode, Order, Walk
 from kit.lab.costs.ways import SLOTS, Prediction, Way
 from kit.lab.kept import once_a_run
 from kit.model.pinned import PinnedBlocks
-from kit.system import limit_memory
+from kit.system import end_with_parent, limit_memory
 from kit.units import format_bytes, format_seconds
 
 
@@ -99,6 +99,7 @@ def measure_apart(way: Way, file, order, tokens, tries, limit: int, layers=()) -
 
 def _child(pipe, path, way, order, tokens, tries, limit, layers):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    end_with_parent()
     limit_memory(limit)
     try:
         file = kit.open(path)
