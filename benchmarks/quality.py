@@ -17,10 +17,13 @@ from kit.gguf import writer
 from kit.gguf.reader import TensorInfo
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab import llama_cpp
-from kit.lab.costs import peers
+from kit.lab.costs import divergence, peers
 from kit.lab.costs.divergence import compare, recorded, window_of
+from kit.lab.costs.engines import Process
+from kit.lab.costs.quality import quality
 from kit.system.paths import models_folder
 
+LONG, POSITIONS = "qwen2.5-coder-1.5b", 4096  # a model of a size that people run: every precision, on so many positions
 TOKENS = 617  # of an English text: 600 positions are scored
 MOST = 1.05  # of llama.cpp's own KL divergence
 PASSES = {"prompt": False, "token by token": True}
@@ -50,7 +53,27 @@ def run(only: str = "", tokens: int = TOKENS) -> pd.DataFrame:
         for row in rows[-len(theirs) :]:
             peer = theirs.get(("llama.cpp", row["what"].rpartition(", ")[2]), np.nan)
             row["of llama.cpp"], row["most"] = row["kl"] / peer, MOST
+    if only in f"{LONG}, {POSITIONS} positions":
+        rows += _long()
     return pd.DataFrame(rows).set_index("what")
+
+
+def _long() -> list[dict]:
+    """Every precision of kit.lab.costs.quality, and llama.cpp as it is used, on POSITIONS positions of one text."""
+    path, tokens = fetch(LONG), divergence.CONTEXT + POSITIONS + 1
+    with kit.open(path) as file:
+        peer = None if ENGINES[peers.PEER].missing() else Process(peers.PEER, path, tokens)
+        try:
+            others = {"llama.cpp": divergence.LogitSource(peer.read)} if peer else {}
+            table = quality(file, tokens=tokens, progress=True, others=others)
+        finally:
+            if peer:
+                peer.close()
+    theirs = table["kl"].get("llama.cpp", np.nan)
+    return [
+        {"what": f"{LONG}, {POSITIONS} positions, {name}"} | row | {"of llama.cpp": row["kl"] / theirs}
+        for name, row in table.drop(columns="command").to_dict("index").items()
+    ]
 
 
 @cache

@@ -68,9 +68,15 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
     ),
     "ptxas": ({"GPUS": {"sm_90": "H100"}}, {"only": "pack"}, ("pack", "pack with a gate")),
     "quality": (
-        {"TRAINED": {"tiny": None}},
+        {"TRAINED": {"tiny": None}, "LONG": "long", "POSITIONS": 8},
         {"tokens": 20},
-        ("tiny, fused, prompt", "tiny, fused-int8, token by token", "tiny, llama.cpp, prompt"),
+        (
+            "tiny, fused, prompt",
+            "tiny, fused-int8, token by token",
+            "tiny, llama.cpp, prompt",
+            "long, 8 positions, INT8 tiles",
+            "long, 8 positions, llama.cpp",
+        ),
     ),
     "scale": (
         {"OBJECTS": (10, 20), "TENSORS": (10, 20), "PARTS": (2, 3), "SPANS": (10, 20), "TOKENS": (2, 3), "SHORTEST": 100},
