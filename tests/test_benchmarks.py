@@ -23,6 +23,7 @@ from kit.model.attention import ATTENTION
 from kit.system.paths import ROOT
 
 SMALL = {  # benchmark -> (constants that make it small, arguments of its run, words that its rows' names begin with)
+    "advice": ({"MODELS": ("tiny",), "SHARES": (20.0,), "TOKENS": 4}, {}, ("tiny, 20 of the file, blocks",)),
     "batches": ({"TOKENS": (4,)}, {"samples": 2}, ("batch of 4, blocks", "batch of 4, torch int8", "batch of 4, torch int4")),
     "cache": ({"POLICIES": {"LRU": POLICIES["LRU"]}}, {"samples": 1, "tokens": 2}, ("LRU", "Mattson", "live hit")),
     "codec": ({"TILES": 8, "CODERS": {"kit": ("simd",)}}, {"samples": 2}, ("entropy", "kit", "zstd -1")),
@@ -149,7 +150,7 @@ def test_every_benchmark_has_a_small_case():
     assert set(SMALL) == set(NAMES)
 
 
-LONG = "cycles", "explain", "first_call", "gpu", "inference", "quality"  # of more than three seconds
+LONG = "advice", "cycles", "explain", "first_call", "gpu", "inference", "quality"  # of more than three seconds
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in SMALL])
