@@ -232,7 +232,7 @@ class Passes:
 
     def __init__(self, source: Source, forget: bool = False):
         self.trace, self._own, self.forget = source.weights.trace, source.linear.own_threads, forget
-        self._file = source.weights.file  # None once its pages were looked at
+        self._source = source  # None once the pages of its file were looked at
 
     @torch.compiler.disable
     def before(self, model, args, kwargs):
@@ -250,9 +250,9 @@ class Passes:
         """Add a span for the pass, restore torch's threads; ModelError for logits that are no numbers."""
         self.trace.add("token", _HERE.start, time.perf_counter_ns())
         _HERE.alone.__exit__(None, None, None)
-        if self._file:  # the first pass has mapped the pages
-            self._file.enlarge_pages(self.trace)
-            self._file = None
+        if self._source:  # the first pass has mapped the pages
+            self._source.weights.file.enlarge_pages(self.trace)
+            self._source = None
         logits = getattr(output, "logits", None)
         if logits is not None and not logits.is_meta and logits[..., -1, :].sum().isnan():
             where = _first_overflow(model, kwargs.get("input_ids", args[0] if args else None))

@@ -1,15 +1,20 @@
 """What `kit generate` says of its speed on standard error."""
 
 from kit.lab import measurements, state
+from kit.system import memory_available
 from kit.units import format_bytes, format_seconds
 
+_FREE = 1 << 30  # bytes without which nothing is measured: a probe takes 192 MiB
 
-def bound_of(answer):
-    """The GB/s at which memory reads, the best known of this machine or else now, and the tokens per second that allows."""
+
+def bound_of(answer, limited: bool):
+    """The GB/s at which memory reads, the best known of this machine or else now, and the tokens per second that allows. Now is
+    not measured where memory is ``limited`` or short: the probe would take of it."""
     known = measurements.shared().best(measurements.READ, "GB/s")
-    read = max([state.probe_state().read_gbps, *(known.samples if known else ())])
+    now = [] if limited or memory_available() < _FREE else [state.probe_state().read_gbps]
+    read = max([*now, *(known.samples if known else ())], default=None)
     decoded = answer.nbytes[1:]
-    least = sum(decoded) / len(decoded) / (read * 1e9) if decoded else 0
+    least = sum(decoded) / len(decoded) / (read * 1e9) if decoded and read else 0
     return {"read_gbps": read, "decode_bound_tokens_per_second": 1 / least if least else None}
 
 

@@ -173,6 +173,7 @@ def command(
         write_routes(written, routes)
         uses, decoded = len(written.expert), len(written.decoded)
         click.echo(f"{routes}: {uses:,} uses of experts in the prompt and {decoded} tokens", err=True)
+    peak = peak_memory()
     from kit.lab.speeds import bound_of, lines_of  # here, because nothing before needs the laboratory's memory
 
     held = "straight from the file" if linear in BLOCKS and not pins else repr(kept)
@@ -187,8 +188,8 @@ def command(
     )
     how = "compressed tiles" if opened.compressed else linear
     speed = answer.speed() | {
-        **bound_of(answer),
-        "peak_memory_bytes": peak_memory(),
+        "peak_memory_bytes": peak,
+        **bound_of(answer, bool(memory)),
         "linear": how,
         "cache": held,
         "via": via,
