@@ -45,14 +45,15 @@ LEFT = (1.0, 0.5, 0.0)
 
 
 def run(only: str = "") -> pd.DataFrame:
-    """One row for each model, limit and way; ``only``: of the names that hold this, such as "8 layers" or "1/4"."""
+    """One row for each model, limit and way; ``only``: of the names that hold this, such as "8 layers" or "0.25 of";
+    "kit, slots;" is that name's end."""
     if lacks := missing_rights(swap=False):
         raise ReportError(f"a memory limit needs {', '.join(lacks)}")
     rows = []
     for depth, layers in LAYERS.items():
         cases = [(f"{depth}, {share:.3g} of the file, {way}", share, way) for share in SHARES for way in _ways()]
         cases += [(f"{depth}, 0.25 of the file, {TOO_LARGE}{drawn}", 0.25, TOO_LARGE + drawn) for drawn in ("", DRAWN)]
-        wanted = [case for case in cases if only in case[0]]
+        wanted = [case for case in cases if only in f"{case[0]};"]
         if wanted:
             path = cached_model(MODEL, layers=layers, folder=models_folder())
             for name, share, way in wanted:
