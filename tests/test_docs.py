@@ -42,7 +42,7 @@ from kit.system.paths import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES.remove(ROOT / "docs" / "history.md")  # its commands and files are those of their day
-COMMAND = re.compile(r"^ {4}(?:\$ )?(kit [a-z].*?)(?: {2,}.*| #.*| \|.*)?$", re.MULTILINE)
+COMMAND = re.compile(r"^ {4}(?:\$ )?(kit (?!reaches )[a-z].*?)(?: {2,}.*| #.*| \|.*)?$", re.MULTILINE)
 SHOWN = [(page.name, line) for page in PAGES for line in COMMAND.findall(page.read_text(encoding="utf-8"))]
 
 
