@@ -99,8 +99,8 @@ def streaming_rows(device: dict, here: bool) -> list[dict]:
 
 
 def _pass(matrices) -> float:
-    from kit.codec.on_gpu import Streamed
     from kit.lab.gpu import time_on_device
+    from kit.lab.on_device.compressed import Streamed
 
     stream = Streamed(matrices)
 

@@ -1,13 +1,13 @@
-"""oracleGeneral traces for libCacheSim; kit.cache.oracle reads them."""
+"""oracleGeneral traces for libCacheSim; kit.lab.oracle reads them."""
 
 import math
 from pathlib import Path
 
 import numpy as np
 
-from kit.cache.oracle import RECORD
 from kit.cache.traces import Requests
 from kit.errors import TraceError
+from kit.lab.oracle import RECORD
 
 LARGEST = 2**32 - 1
 

@@ -11,7 +11,7 @@ import kit
 from benchmarks._turns import Side, serve
 from kit.lab import measure
 from kit.lab.llama_cpp import ENVIRONMENT
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 from kit.system.paths import models_folder
 
 TOKENS = (1, 4, 16, 64)

@@ -9,11 +9,11 @@ import pandas as pd
 import kit
 from benchmarks._oracle import write
 from kit.cache import POLICIES
-from kit.cache.bounds import interval_bound, stack_distances
 from kit.cache.store import WeightCache
-from kit.cache.traces import decode_order, repeated
+from kit.cache.traces import repeated
 from kit.lab import measure
-from kit.synthetic.geometry import GEOMETRIES
+from kit.lab.bounds import interval_bound, stack_distances
+from kit.lab.synthetic.geometry import GEOMETRIES, decode_order
 
 GOALS = {"LRU": 1.0}  # seconds a replay, at most; every other policy has SLOWEST
 SLOWEST = 5.0

@@ -25,8 +25,8 @@ from kit.errors import KitError, ModelError
 from kit.gguf.trained import TRAINED, fetch
 from kit.lab import measure
 from kit.lab.llama_cpp import ENVIRONMENT, Llama, available
+from kit.lab.synthetic.write import cached_model
 from kit.model.linear import LINEAR
-from kit.synthetic.write import cached_model
 from kit.system.paths import models_folder
 
 REAL = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b")  # trained, of sizes that people run

@@ -19,8 +19,8 @@ from kit.cpu.simd.vectors import broadcast, f32x16
 from kit.cpu.tasks import task
 from kit.gguf.formats import FORMATS
 from kit.lab import measure
+from kit.lab.exactness import random_blocks
 from kit.quants import reference
-from kit.quants.exactness import random_blocks
 
 ROWS, COLUMNS = 12288, 4096  # 201 MB of float32
 COMMON = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")

@@ -13,7 +13,7 @@ from benchmarks._gpu_kernels import dequantizer, gemv, tile_decoder
 from benchmarks.gpu_session import dequantize_seconds, device_blocks, device_model, product_seconds
 from kit.gguf.formats import FORMATS
 from kit.lab.machine import peaks
-from kit.synthetic.geometry import GEOMETRIES
+from kit.lab.synthetic.geometry import GEOMETRIES
 
 _GEMV = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
 _TILES = 4096

@@ -32,7 +32,7 @@ def _device() -> str:
 
 def device_blocks(qtype: str, rows: int, columns: int) -> torch.Tensor:
     """Random blocks of a matrix on the device."""
-    from kit.quants.exactness import random_blocks
+    from kit.lab.exactness import random_blocks
 
     count = rows * columns // FORMATS[qtype].block_elements
     some = random_blocks(qtype, min(count, 2**16))
@@ -68,10 +68,10 @@ def device_model(name: str):
     """
     import kit
     from kit.cuda import linear
-    from kit.model.device_weights import DeviceWeights
-    from kit.model.on_gpu import DeviceTransformer
-    from kit.synthetic.geometry import GEOMETRIES
-    from kit.synthetic.write import synthesize
+    from kit.lab.on_device.device_weights import DeviceWeights
+    from kit.lab.on_device.on_gpu import DeviceTransformer
+    from kit.lab.synthetic.geometry import GEOMETRIES
+    from kit.lab.synthetic.write import synthesize
 
     if name == "tiny":
         linear.rows_of_a_program = lambda format, rows, tokens: 512 // tokens

@@ -10,10 +10,10 @@ import torch
 
 import kit
 from kit.lab import measure
+from kit.lab.synthetic.geometry import GEOMETRIES
+from kit.lab.synthetic.write import cached_model, synthesize
 from kit.model.attention import ATTENTION
 from kit.model.linear import LINEAR
-from kit.synthetic.geometry import GEOMETRIES
-from kit.synthetic.write import cached_model, synthesize
 from kit.system.paths import models_folder
 from kit.trace import Trace
 

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 import kit
 from kit.cache import POLICIES
-from kit.cache.bounds import stack_distances
 from kit.cache.traces import popular
 from kit.gguf import writer
 from kit.gguf.reader import TensorInfo
 from kit.lab import measure
+from kit.lab.bounds import stack_distances
 from kit.lab.commands.cli import main as command
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 from kit.system.paths import models_folder
 
 OBJECTS, TENSORS, PARTS = (10, 100, 1_000, 10_000, 100_000), (10, 100, 1_000, 10_000, 100_000), (10, 100, 1_000)

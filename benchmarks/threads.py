@@ -27,7 +27,7 @@ from kit.cpu.simd.atomics import call_task
 from kit.cpu.threads import Program
 from kit.gguf.trained import fetch
 from kit.lab import llama_cpp, measure
-from kit.quants.exactness import random_blocks
+from kit.lab.exactness import random_blocks
 
 SHAPES = ((2048, 2048), (256, 2048), (256, 2048), (2048, 2048), (5632, 2048), (5632, 2048), (2048, 5632))  # of a layer
 LAYERS, FORMAT = 22, "Q4_K"

@@ -76,8 +76,6 @@ class OneFile:
 
 class Compress(OneFile):
     def __init__(self, folder: Path):
-        import kit.codec.compressor
-        import kit.codec.weights  # noqa: F401  imported before the fork
 
         source = folder / "model.gguf"
         assert run(["synth", "tiny-llama", "-o", str(source)]) == 0

@@ -39,7 +39,7 @@ def _file(data: bytes, name: str) -> Path:
 
 
 def _gguf_seeds():
-    from kit.synthetic.write import synthesize
+    from kit.lab.synthetic.write import synthesize
 
     for name in ("tiny-llama", "tiny-granite"):
         path = _FOLDER / "seed.gguf"
@@ -51,7 +51,7 @@ def _gguf_seeds():
 
 def _gguf(data: bytes) -> None:
     import kit
-    from kit.gguf.summary import summarize
+    from kit.lab.summary import summarize
 
     with kit.open(_file(data, "fuzz.gguf")) as file:
         for value in file.metadata.values():
@@ -126,7 +126,7 @@ def _trace_seeds():
 
 def _oracle(data: bytes) -> None:
     import kit
-    from kit.cache import oracle
+    from kit.lab import oracle
 
     trace = oracle.read(_file(data, "fuzz.bin"))
     if len(trace) < 200:
@@ -135,7 +135,7 @@ def _oracle(data: bytes) -> None:
 
 
 def _csv(data: bytes) -> None:
-    from kit.cache.oracle import read_trace
+    from kit.lab.oracle import read_trace
 
     read_trace(_file(data, "fuzz.csv"))
 
@@ -171,8 +171,8 @@ def _parameters(data: bytes) -> None:
 def _tokenizers():
     if not _KINDS:
         import kit
+        from kit.lab.synthetic.write import synthesize
         from kit.model.tokenizer import tokenizer_of
-        from kit.synthetic.write import synthesize
 
         for name in ("tiny-llama", "tiny-granite"):
             path = _FOLDER / f"{name}.gguf"
@@ -238,11 +238,11 @@ def _tokenizer(data: bytes) -> None:
 
 
 TARGETS = {
-    "gguf": Target(_gguf_seeds, _gguf, ("kit.gguf.metadata", "kit.gguf.reader", "kit.gguf.summary")),
+    "gguf": Target(_gguf_seeds, _gguf, ("kit.gguf.metadata", "kit.gguf.reader", "kit.lab.summary")),
     "blocks": Target(_block_seeds, _blocks, ("kit.quants.registry",)),
     "tiles": Target(_tile_seeds, _tiles, ("kit.codec.tiles:Tiles.from_bytes", "kit.codec.tiles:Layout.check")),
-    "oracle": Target(_trace_seeds, _oracle, ("kit.cache.oracle", "kit.cache.replay")),
-    "csv": Target(lambda: [b"name,nbytes\na,3\nb,5\n"], _csv, ("kit.cache.oracle", "kit.cache.traces")),
+    "oracle": Target(_trace_seeds, _oracle, ("kit.lab.oracle", "kit.cache.replay")),
+    "csv": Target(lambda: [b"name,nbytes\na,3\nb,5\n"], _csv, ("kit.lab.oracle", "kit.cache.traces")),
     "grid": Target(
         lambda: [b"profile: smoke\nnotebooks: [decode]\nmodels: [tiny-llama]\n"], _grid, ("kit.lab.report.sweep.spec",)
     ),

@@ -96,7 +96,7 @@ def tiles(folder):
 def compressed(path, prompt):
     """Logits of a prompt and of a further token from tiles on the device."""
     from kit.codec.container import CompressedFile
-    from kit.codec.on_gpu import CompressedTransformer, TileWeights
+    from kit.lab.on_device.compressed import CompressedTransformer, TileWeights
 
     model = CompressedTransformer(TileWeights(CompressedFile(path)), max_context=len(prompt) + 1)
     cache = model.new_cache()

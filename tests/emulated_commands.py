@@ -15,7 +15,7 @@ import time
 from datetime import UTC, datetime
 
 from kit.lab.machine import describe
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 from kit.system.paths import ROOT
 
 PYTHON = ROOT / "build" / "aarch64" / "python"

@@ -11,8 +11,8 @@ import model_files
 import numpy as np
 
 import kit
+from kit.lab.remembered import by_kind
 from kit.model.architectures import ARCHITECTURES
-from kit.model.remembered import by_kind
 from kit.system.paths import ROOT
 
 PAGE = ROOT / "docs" / "families.md"

@@ -7,7 +7,7 @@ import numpy as np
 
 from kit.gguf import writer
 from kit.gguf.reader import TensorInfo
-from kit.synthetic.geometry import GEOMETRIES
+from kit.lab.synthetic.geometry import GEOMETRIES
 
 H, V, FFN = 128, 512, 192
 _EXPERTS = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 64}

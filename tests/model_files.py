@@ -8,8 +8,8 @@ import numpy as np
 import kit
 from kit.gguf import writer
 from kit.gguf.reader import TensorInfo
-from kit.synthetic.geometry import GEOMETRIES, Scaling
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.geometry import GEOMETRIES, Scaling
+from kit.lab.synthetic.write import synthesize
 
 _LLAMA, _QWEN2, _GRANITE = (GEOMETRIES[name] for name in ("tiny-llama", "tiny-qwen2", "tiny-granite"))
 

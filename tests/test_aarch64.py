@@ -15,8 +15,8 @@ import pytest
 import kit
 import kit.codec
 from kit.gguf.formats import FORMATS
+from kit.lab.exactness import random_blocks
 from kit.quants import reference
-from kit.quants.exactness import random_blocks
 from kit.system.paths import ROOT
 
 WORKER = Path(__file__).with_name("emulated.py")

@@ -14,8 +14,8 @@ from kit.cpu.linear import linear
 from kit.gguf.formats import BY_ID, FORMATS
 from kit.lab import llama_cpp
 from kit.lab.costs.divergence import window_of
+from kit.lab.exactness import random_blocks
 from kit.model.linear import LINEAR
-from kit.quants.exactness import random_blocks
 
 GROUPS = {"Q8_0": 32, "Q8_1": 32, "Q8_K": 256}
 RECORDS = {  # as ggml itself writes them

@@ -13,8 +13,8 @@ from test_first_token import SLOW, curve
 from kit.lab.claims.records import read
 from kit.lab.costs import attention as costs
 from kit.lab.findings import pressure
+from kit.lab.synthetic.geometry import GEOMETRIES
 from kit.model.hyperparameters import read_config
-from kit.synthetic.geometry import GEOMETRIES
 
 NAME, GRANITE = "04_attention", GEOMETRIES["granite-3.3-8b"]
 

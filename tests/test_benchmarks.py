@@ -171,7 +171,7 @@ def test_it_runs(name, tmp_path, monkeypatch):
     if name == "parts":
         monkeypatch.setattr(module.decode, "path_of", lambda _: path)
     if name == "variants":
-        monkeypatch.setattr("kit.synthetic.write.cached_model", lambda *_, **__: path)
+        monkeypatch.setattr("kit.lab.synthetic.write.cached_model", lambda *_, **__: path)
     if name == "hf":  # tests/test_peers.py runs the engines themselves
         monkeypatch.setattr(module.peers, "compare", _invented)
         monkeypatch.setattr(module.quality, "of", lambda *_, **__: {"kl": 0.5, "kl_error": 0.1, "same": 1.0})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import kit
 from kit.cpu.buffers import Buffers
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.write import synthesize
 from kit.trace import Trace
 
 

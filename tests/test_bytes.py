@@ -20,7 +20,7 @@ from kit.errors import ModelError
 from kit.gguf import writer
 from kit.gguf.reader import TensorInfo
 from kit.lab.commands import cli
-from kit.quants.exactness import random_blocks
+from kit.lab.exactness import random_blocks
 
 KEYS = r"blk\.[345]\.attn_(k|v|k_norm)\."  # of gemma4's layers that attend to others' keys and values
 SIZES = {**{int(kind): size for kind, size in GGML_QUANT_SIZES.items()}, 41: (128, 18), 42: (64, 18), 139: (256, 144)}

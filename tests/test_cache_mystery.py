@@ -14,7 +14,7 @@ import kit
 from kit.lab import faults
 from kit.lab.claims.records import read
 from kit.lab.findings import live, load_test, preloading
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 
 NAME = "02_cache_mystery"
 

@@ -11,7 +11,6 @@ from traces import mixture_of_experts, shifting, zipf
 
 import kit
 from kit import cache
-from kit.cache import bounds
 from kit.cache.policies.adaptive import ARC, TinyLFU
 from kit.cache.policies.base import FIFO, LFU, LIP, LRU, MRU, HashMap, NoCache, Random
 from kit.cache.policies.cyclic import CyclicAware, NextUse
@@ -20,6 +19,7 @@ from kit.cache.policies.pinned import Pinned
 from kit.cache.policies.queues import CLOCK, S3FIFO, SIEVE
 from kit.cache.traces import Requests, repeated, requests
 from kit.errors import CacheError
+from kit.lab import bounds
 
 POLICIES = [*(make for make in cache.POLICIES.values() if make is not MIN), functools.partial(LFU, window=5), NextUse]
 

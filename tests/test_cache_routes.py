@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 import kit
 from benchmarks._oracle import write
-from kit.cache import routes
-from kit.cache.bounds import stack_distances
 from kit.cache.replay import replay_hits
 from kit.errors import TraceError
+from kit.lab import routes
+from kit.lab.bounds import stack_distances
 from kit.lab.commands.cli import main
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.write import synthesize
 
 PHONE = {  # capture -> (budget in MiB, hits in % that the phone reported for all accesses and for decode)
     "gptoss": (3000, 32.4, 44.84), "qwen": (4000, 74.9, 80.29), "gemma": (4000, 76.8, 81.91),

@@ -12,12 +12,12 @@ from traces import mixture_of_experts, shifting, zipf
 
 import kit
 from benchmarks._oracle import write
-from kit.cache import oracle
 from kit.cache.policies.base import LRU, HashMap
-from kit.cache.traces import Requests, decode_order, repeated, requests
+from kit.cache.traces import Requests, repeated, requests
 from kit.errors import TraceError
-from kit.synthetic.geometry import GEOMETRIES
-from kit.synthetic.write import synthesize
+from kit.lab import oracle
+from kit.lab.synthetic.geometry import GEOMETRIES, decode_order
+from kit.lab.synthetic.write import synthesize
 
 
 def test_only_accesses_that_did_not_fail_count():

@@ -14,7 +14,7 @@ from kit.cache.traces import repeated
 from kit.cpu import threads
 from kit.lab.claims.records import read
 from kit.lab.findings import dequantizers, live
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 
 NAME = "03_cache_variants"
 

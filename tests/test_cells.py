@@ -22,7 +22,7 @@ from kit.lab.costs.measured import Cost
 from kit.lab.costs.measured_ways import Measured
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8
 from kit.lab.findings import dequantizers, pressed, pressure
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 from kit.system.paths import ROOT, models_folder
 
 

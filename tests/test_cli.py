@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import kit
 from kit.errors import KitError, ReportError
 from kit.lab.commands import cli
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 from kit.system.files import read_text
 from kit.system.paths import ROOT
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 import kit
 from kit.codec.codings import pack, quantize, unpack
-from kit.codec.compressor import compress, verify
 from kit.codec.container import CompressedFile
 from kit.errors import CodecError, ModelError
 from kit.lab.commands.cli import main
-from kit.synthetic.write import synthesize
+from kit.lab.compressor import compress, verify
+from kit.lab.synthetic.write import synthesize
 
 
 @pytest.fixture(scope="module")

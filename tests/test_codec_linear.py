@@ -10,12 +10,12 @@ from kit.cache.policies.cyclic import CyclicAware
 from kit.cache.policies.pinned import Pinned
 from kit.cache.prefetch import Prefetcher
 from kit.codec.codings import quantize
-from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
 from kit.errors import CodecError, ModelError
+from kit.lab.compressor import compress
 from kit.lab.faults import TwoLevels
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.write import synthesize
 
 PROMPT = [1, 5, 9, 200]
 

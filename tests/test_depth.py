@@ -10,9 +10,9 @@ from click.testing import CliRunner
 import kit
 from kit.lab.commands import cli
 from kit.lab.costs import depth
+from kit.lab.remembered import by_kind, contexts, held
 from kit.model.budget import divide
 from kit.model.kvcache import KV_TYPES
-from kit.model.remembered import by_kind, contexts, held
 
 STATE = 215_040  # bytes of tiny-qwen35
 

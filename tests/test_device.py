@@ -15,20 +15,20 @@ import yaml
 from click.testing import CliRunner
 
 import kit
-from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
 from kit.lab import doctor, machine
 from kit.lab.claims import records
 from kit.lab.claims.runs import changes
 from kit.lab.commands.cli import main
+from kit.lab.compressor import compress
 from kit.lab.doctor import check_device
 from kit.lab.gpu import Limits
 from kit.lab.report import planning
 from kit.lab.report import run as runs
 from kit.lab.report.sweep import spec as specs
-from kit.synthetic.geometry import GEOMETRIES
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.geometry import GEOMETRIES
+from kit.lab.synthetic.write import synthesize
 from kit.system.paths import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"

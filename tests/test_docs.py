@@ -35,9 +35,9 @@ from kit import cache
 from kit.lab import machine
 from kit.lab.claims import table as claims
 from kit.lab.commands import cli
+from kit.lab.remembered import contexts
+from kit.lab.synthetic.write import synthesize
 from kit.model import architectures, layers
-from kit.model.remembered import contexts
-from kit.synthetic.write import synthesize
 from kit.system.paths import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -15,7 +15,7 @@ from kit.lab.costs import elsewhere, sentences
 from kit.lab.costs.elsewhere import GUESS, KEPT, LAZY, LOCKED, MAPPED, READ
 from kit.lab.findings import reported
 from kit.lab.machine import peaks
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 
 M4 = "apple-m4-16gb"
 

@@ -13,22 +13,22 @@ import pytest
 from click.testing import CliRunner
 
 import kit
-from kit.cache import routes
-from kit.cache.bounds import stack_distances
 from kit.cache.policies.partitioned import ByLayer
 from kit.cache.replay import replay_hits
 from kit.cache.traces import hottest
 from kit.errors import ReportError
 from kit.gguf import pagecache
+from kit.gguf.names import key_of
 from kit.gguf.sources import largest_part
 from kit.gguf.trained import TRAINED
-from kit.lab import routing
+from kit.lab import routes, routing
+from kit.lab.bounds import stack_distances
 from kit.lab.commands.cli import main
 from kit.lab.costs import expert_caches as costs
 from kit.lab.costs.expert_caches import PROCESS, ExpertBudget
 from kit.lab.findings import expert_ways, offload
+from kit.lab.synthetic.write import synthesize
 from kit.model.slot_layout import SlotLayout
-from kit.synthetic.write import synthesize
 
 GIB = 1 << 30
 
@@ -328,7 +328,7 @@ def test_a_layer_waits_for_what_its_arithmetic_does_not_hide(readers):
     draw, gbps, per_byte = np.random.default_rng(3), 1.5, 0.7e-9
     rows = [(token, layer, expert) for token in range(5) for layer in range(3) for expert in range(8)]
     size, hit = np.repeat(draw.integers(1, 9, 15), 8) * 10**6, draw.random(len(rows)) < 0.6
-    keys = [routes.key_of(layer, expert) for _, layer, expert in rows]
+    keys = [key_of(layer, expert) for _, layer, expert in rows]
     future = kit.cache.traces.Requests(keys, size.tolist(), [token for token, *_ in rows])
     missed, waited = costs.waited(future, hit, gbps, per_byte, readers)
     for token in range(5):

@@ -24,9 +24,9 @@ from test_gguf_reader import assemble
 
 import kit
 from benchmarks._oracle import write
-from kit.cache import oracle
 from kit.cache.traces import Requests, repeated
 from kit.errors import TraceError
+from kit.lab import oracle
 from kit.lab.commands import cli
 from kit.lab.costs import measuring, sentences, tables
 from kit.lab.costs.measured import DTYPES, FUSED, Cost, Kind, measure_costs

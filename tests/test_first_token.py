@@ -8,10 +8,11 @@ from invented import MACHINE
 
 import kit
 from kit.gguf import cut
+from kit.lab import sampling
 from kit.lab.claims.records import read
 from kit.lab.findings import dequantizers, pressure, reported
+from kit.lab.synthetic.write import cached_model
 from kit.model.hyperparameters import read_config
-from kit.synthetic.write import cached_model
 
 NAME = "01_first_token"
 SPEEDS = {dequantizers.STAND_IN: (8.0, 16.0), dequantizers.OURS: (16.0, 20.0), dequantizers.GGUF_PY: (0.4, 0.5)}
@@ -124,7 +125,7 @@ def tiny(tmp_path_factory):
 
 
 def test_the_first_layers_of_a_file_are_a_model(tiny):
-    file = cut.what_fits(tiny, most=1)
+    file = sampling.what_fits(tiny, most=1)
     model = kit.Transformer(kit.Weights(file))
     assert len(model.config.layers) == 1 and not any(name.startswith("blk.1.") for name in file.tensors)
     assert model.logits([3, 4]).isfinite().all()
@@ -134,8 +135,8 @@ def test_the_first_layers_of_a_file_are_a_model(tiny):
 def test_as_many_layers_as_fit(tiny, monkeypatch, room, most, layers):
     monkeypatch.setattr(cut, "memory_available", lambda: 2 * room)
     assert len(tiny.tensors) == 20
-    assert len(read_config(cut.what_fits(tiny, most=most)).layers) == layers
-    assert len(read_config(cut.what_fits(tiny, room, most)).layers) == layers
+    assert len(read_config(sampling.what_fits(tiny, most=most)).layers) == layers
+    assert len(read_config(sampling.what_fits(tiny, room, most)).layers) == layers
 
 
 # --- dequantizers, and what 0.075 s needs

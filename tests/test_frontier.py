@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from invented import ENGINES, MACHINE
 
-from kit.cache.traces import decode_order
 from kit.lab.claims import records
 from kit.lab.costs.measured import DTYPES, FUSED, Cost, Kind
 from kit.lab.costs.ways import BLOCKS, LAZY, Way
@@ -17,8 +16,8 @@ from kit.lab.disk import Disk
 from kit.lab.findings import pressed, reported
 from kit.lab.findings.pressed import PRESSED, pinned_blocks
 from kit.lab.pages import MapSpeed
-from kit.synthetic.geometry import GEOMETRIES
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.geometry import GEOMETRIES, decode_order
+from kit.lab.synthetic.write import synthesize
 from kit.units import format_bytes
 
 NAME, GIB = "07_memory_frontier", 1 << 30

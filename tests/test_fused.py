@@ -27,8 +27,8 @@ from kit.cpu.linear import MANY_TOKENS, linear
 from kit.cpu.simd.memory import store
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS
+from kit.lab.exactness import exactness, random_blocks
 from kit.model import linear as model_linear
-from kit.quants.exactness import exactness, random_blocks
 
 COMMON = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32"]
 OTHERS = [

@@ -7,7 +7,7 @@ import pytest
 
 from kit.errors import ModelError
 from kit.gguf.formats import FORMATS
-from kit.synthetic.geometry import GEOMETRIES, MIXES, geometry, use_more_bits
+from kit.lab.synthetic.geometry import GEOMETRIES, MIXES, geometry, use_more_bits
 
 
 def total(name, mix="Q4_K_M"):

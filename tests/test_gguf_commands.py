@@ -12,8 +12,8 @@ from test_gguf_reader import assemble, split_model, table_row, text
 
 import kit
 from kit.lab.commands.cli import main
-from kit.synthetic.geometry import GEOMETRIES, MIXES
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.geometry import GEOMETRIES, MIXES
+from kit.lab.synthetic.write import synthesize
 
 
 def run(*arguments):

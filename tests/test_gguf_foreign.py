@@ -25,7 +25,7 @@ from kit.gguf.reader import TensorInfo
 from kit.gguf.sources import absolute
 from kit.gguf.writer import write
 from kit.lab.commands.cli import main
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.write import synthesize
 
 
 def run(*arguments):

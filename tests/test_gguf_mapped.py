@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 import kit
-from kit.codec.compressor import SafetensorsFile
 from kit.errors import GGUFError
+from kit.lab.compressor import SafetensorsFile
 from kit.lab.report.runner import execute
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.write import synthesize
 from kit.system import lost
 
 NAME = "blk.0.ffn_down.weight"

@@ -9,7 +9,7 @@ import kit
 from kit.errors import GGUFError
 from kit.gguf.sources import absolute, largest_part, model_bytes, model_name, part_names, resolve
 from kit.lab.commands.cli import main
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.write import synthesize
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -14,7 +14,7 @@ from kit.gguf import large_pages
 from kit.gguf.mapped import MappedFile
 from kit.lab import doctor
 from kit.lab.commands.cli import main
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.write import synthesize
 from kit.system import page_sizes
 
 SIZE = 96 << 20

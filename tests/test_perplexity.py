@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kit
-from kit.codec.compressor import compress
 from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
 from kit.errors import ModelError
+from kit.lab import perplexity
 from kit.lab.commands.cli import main
+from kit.lab.compressor import compress
 from kit.lab.costs import divergence, quality
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Way
-from kit.model import perplexity
-from kit.model.perplexity import windows
-from kit.synthetic.write import synthesize
+from kit.lab.perplexity import windows
+from kit.lab.synthetic.write import synthesize
 
 
 @pytest.fixture(scope="module")

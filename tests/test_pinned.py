@@ -9,8 +9,8 @@ from click.testing import CliRunner
 import kit
 from kit.errors import GGUFError
 from kit.lab.commands.cli import main
+from kit.lab.synthetic.write import synthesize
 from kit.model.pinned import PinnedBlocks
-from kit.synthetic.write import synthesize
 
 
 @pytest.fixture(scope="module", params=["tiny-granite", "tiny-llama", "tiny-qwen3moe"])

@@ -17,12 +17,12 @@ from kit.cpu import attention, elementwise, operations, threads
 from kit.cpu.routing import choose, scratch_floats
 from kit.cpu.simd.vectors import inner
 from kit.cpu.tasks import task
+from kit.lab.synthetic.geometry import GEOMETRIES
+from kit.lab.synthetic.write import synthesize
 from kit.model import plan
 from kit.model.cpu_ops import best_experts
 from kit.model.kvcache import KV_TYPES
 from kit.model.layers.mixture import Routing
-from kit.synthetic.geometry import GEOMETRIES
-from kit.synthetic.write import synthesize
 
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 24)]
 PLANNED = [

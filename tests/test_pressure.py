@@ -17,7 +17,7 @@ from kit.lab.claims import gates, records
 from kit.lab.claims.session import Session
 from kit.lab.findings import pressure
 from kit.lab.group import Group, missing_rights
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 from kit.system import rows
 
 

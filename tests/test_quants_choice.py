@@ -17,7 +17,7 @@ from kit.gguf.formats import FORMATS
 from kit.lab import llama_cpp, requantize
 from kit.lab.commands.cli import main
 from kit.lab.costs import quants
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.write import synthesize
 from kit.units import to_json
 
 

@@ -23,8 +23,8 @@ from kit.cpu import dequantize as cpu
 from kit.cpu import simd, tasks
 from kit.errors import QuantError
 from kit.gguf.formats import DTYPES, FORMATS
+from kit.lab.exactness import random_blocks
 from kit.quants import BACKENDS, plain
-from kit.quants.exactness import random_blocks
 
 BLOCKED = [name for name in NAMES if FORMATS[name].block_elements > 1]
 OFTEN = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32")
@@ -261,7 +261,7 @@ def test_many_python_threads_at_once(small_chunks):
 _OLDER = """
 import numpy as np, torch, kit
 from kit.cpu import simd
-from kit.quants.exactness import exactness
+from kit.lab.exactness import exactness
 assert simd.available()[0] == {tier!r}, simd.available()
 assert not simd.matrix()
 assert exactness(["Q4_K", "IQ2_S", "F16"], dtypes=["float32"]).equal.all()

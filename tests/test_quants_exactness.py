@@ -14,10 +14,10 @@ from kit.gguf import writer
 from kit.gguf.formats import FORMATS
 from kit.gguf.reader import TensorInfo
 from kit.lab.commands.cli import main
+from kit.lab.exactness import exactness, random_blocks, sample
+from kit.lab.synthetic.geometry import GEOMETRIES
+from kit.lab.synthetic.write import synthesize
 from kit.quants import reference
-from kit.quants.exactness import exactness, random_blocks, sample
-from kit.synthetic.geometry import GEOMETRIES
-from kit.synthetic.write import synthesize
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import kit
 from kit.cpu import simd
 from kit.cpu.linear import linear
 from kit.gguf.formats import DTYPES, FORMATS, Numbers, Plane, numbers, row, scales
-from kit.quants.exactness import random_blocks
-from kit.synthetic.encode import encode
+from kit.lab.exactness import random_blocks
+from kit.lab.synthetic.encode import encode
 
 # Row and definition, in plain numpy: fields of n blocks -> codes (n, weights), and scale and minimum of each weight.
 

@@ -9,9 +9,9 @@ from model_files import rewrite
 
 import kit
 from kit.cache.stats import Stats
-from kit.codec.compressor import compress
 from kit.errors import KitError
-from kit.synthetic.write import synthesize
+from kit.lab.compressor import compress
+from kit.lab.synthetic.write import synthesize
 
 
 @pytest.fixture(scope="module")

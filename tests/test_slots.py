@@ -15,15 +15,15 @@ import torch
 from click.testing import CliRunner
 
 import kit
-from kit.cache.routes import of_spans
 from kit.errors import CacheError, GGUFError, ModelError
 from kit.lab.commands.cli import main
 from kit.lab.findings.offload import OFFLOADS, HeldBy
+from kit.lab.routes import of_spans
+from kit.lab.synthetic.geometry import GEOMETRIES
+from kit.lab.synthetic.write import synthesize
 from kit.model import budget, readers, slots
 from kit.model.readers import Depth
 from kit.model.slot_layout import SlotLayout
-from kit.synthetic.geometry import GEOMETRIES
-from kit.synthetic.write import synthesize
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 POLICIES = [name for name in slots.NAMES if name != "auto"]

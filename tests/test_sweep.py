@@ -26,7 +26,7 @@ from kit.lab.claims import records
 from kit.lab.commands.cli import main
 from kit.lab.report import sources
 from kit.lab.report.sweep import decode, page, run, spec
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 
 PARAMETERS = """\
 profile: str = "quick"  # smoke, quick or full

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import kit
 from kit.errors import GGUFError, ModelError
-from kit.synthetic import write as synthetic
-from kit.synthetic.encode import encode
-from kit.synthetic.geometry import GEOMETRIES, MIXES
-from kit.synthetic.write import cached_model, synthesize
+from kit.lab.synthetic import write as synthetic
+from kit.lab.synthetic.encode import encode
+from kit.lab.synthetic.geometry import GEOMETRIES, MIXES
+from kit.lab.synthetic.write import cached_model, synthesize
 from kit.system import files
 
 TINY = [name for name in GEOMETRIES if name.startswith("tiny-")]

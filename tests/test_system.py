@@ -18,7 +18,7 @@ import kit
 from kit import system
 from kit.gguf import pagecache
 from kit.lab import disk
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 from kit.system import groups, rows
 from kit.system.paths import ROOT
 

@@ -11,11 +11,11 @@ from invented import MACHINE
 
 import kit
 from kit.codec import decode, encode
-from kit.codec.compressor import cached_tiles
 from kit.codec.weights import CompressedWeights
 from kit.lab.claims.judge import Ratio, widened
 from kit.lab.claims.records import read
-from kit.synthetic.write import synthesize
+from kit.lab.compressor import cached_tiles
+from kit.lab.synthetic.write import synthesize
 
 
 @pytest.fixture(scope="module", autouse=True)

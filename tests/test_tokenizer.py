@@ -212,7 +212,7 @@ def test_a_lone_surrogate_is_no_text(tokenizers):
 
 def test_the_vocabulary_of_a_large_model_is_ready_within_a_second():
     """llama 3's 128,256 tokens: opening and the first words."""
-    from kit.synthetic.geometry import GEOMETRIES
+    from kit.lab.synthetic.geometry import GEOMETRIES
 
     metadata = GEOMETRIES["llama-3.1-8b"].vocabulary.metadata()
     arrays = {key: np.array(value, object) for key, value in metadata.items() if isinstance(value, list)}

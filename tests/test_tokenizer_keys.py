@@ -16,9 +16,9 @@ from fuzz.targets import TARGETS
 from kit.errors import KitError
 from kit.hf.tokenizer import tokenizer_of as hf_tokenizer_of
 from kit.lab.commands.cli import main
+from kit.lab.synthetic.write import synthesize
 from kit.model.chat import render
 from kit.model.tokenizer import tokenizer_of
-from kit.synthetic.write import synthesize
 
 MAKERS = {
     "llama": sentence_piece_file,

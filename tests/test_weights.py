@@ -9,7 +9,7 @@ import torch
 
 import kit
 from kit.errors import ModelError
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.write import synthesize
 
 
 @pytest.fixture(scope="module")

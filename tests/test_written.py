@@ -7,7 +7,7 @@ import kit
 from kit.gguf import large_pages
 from kit.lab import pages
 from kit.lab.findings import written
-from kit.synthetic.write import synthesize
+from kit.lab.synthetic.write import synthesize
 from kit.system import page_sizes
 
 MIB = 1 << 20

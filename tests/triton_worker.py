@@ -86,8 +86,8 @@ def streamed(matrices, passes=1):
     Tiles come in serial form. Each matrix is poisoned once it has been used.
     """
     from kit import codec
-    from kit.codec.on_gpu import Streamed
     from kit.errors import CodecError
+    from kit.lab.on_device.compressed import Streamed
 
     seen, nbytes = [], 0
     try:
@@ -132,7 +132,7 @@ def order_of_a_stream(count, broken_off):
     """
     import torch
 
-    from kit.codec.on_gpu import Streamed
+    from kit.lab.on_device.compressed import Streamed
 
     copying, computing = _Stream(), _Stream()
     current, log, copy = [computing], [], torch.Tensor.copy_
@@ -180,8 +180,8 @@ def generate(path, prompt, tokens, capacity, max_context=64):
     """Logits (tokens, vocabulary) of the prompt, generated tokens, statistics of a device cache of ``capacity`` and of the
     host's, and the accesses that a prefetch had served."""
     import kit
-    from kit.model.device_weights import DeviceWeights
-    from kit.model.on_gpu import DeviceTransformer
+    from kit.lab.on_device.device_weights import DeviceWeights
+    from kit.lab.on_device.on_gpu import DeviceTransformer
 
     weights = DeviceWeights(kit.open(path), kit.LRU(capacity), kit.HashMap(), ahead="1 MiB")
     model = DeviceTransformer(weights, max_context=max_context)
@@ -195,8 +195,8 @@ def generate(path, prompt, tokens, capacity, max_context=64):
 def steps(path, batches):
     """Logits after each of ``batches`` of tokens, one after another."""
     import kit
-    from kit.model.device_weights import DeviceWeights
-    from kit.model.on_gpu import DeviceTransformer
+    from kit.lab.on_device.device_weights import DeviceWeights
+    from kit.lab.on_device.on_gpu import DeviceTransformer
 
     model = DeviceTransformer(DeviceWeights(kit.open(path)), max_context=16)
     cache = model.new_cache()
@@ -206,7 +206,7 @@ def steps(path, batches):
 def blocks(path, name):
     """The blocks of one tensor or expert on the device and the bytes that they count as, or the text of the error."""
     import kit
-    from kit.model.device_weights import DeviceWeights
+    from kit.lab.on_device.device_weights import DeviceWeights
 
     weights = DeviceWeights(kit.open(path))
     try:
@@ -218,8 +218,8 @@ def blocks(path, name):
 def refusal(path, options):
     """The text of the error of a model on a device with room for 100 KiB of blocks."""
     import kit
-    from kit.model.device_weights import DeviceWeights
-    from kit.model.on_gpu import DeviceTransformer
+    from kit.lab.on_device.device_weights import DeviceWeights
+    from kit.lab.on_device.on_gpu import DeviceTransformer
 
     try:
         DeviceTransformer(DeviceWeights(kit.open(path), kit.LRU("100 KiB")), **options)

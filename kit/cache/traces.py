@@ -109,13 +109,6 @@ def repeated(pairs, tokens: int) -> Requests:
     return Requests([name for name, _ in pairs] * tokens, [size for _, size in pairs] * tokens, numbered)
 
 
-def decode_order(geometry, mix: str = "Q4_K_M", layers: int | None = None) -> list[tuple[str, int]]:
-    """``[(name, bytes in float32), ...]`` of a model (kit.synthetic.geometry), in the order of use in a decode step."""
-    elements = {spec.name: spec.elements for spec in geometry.tensors(mix, layers)}
-    order = geometry.config(layers).order_of_use(elements)
-    return [(name, elements[name] * DTYPES["float32"]) for name in order]
-
-
 def popular(objects: int, accesses: int, skew: float = 0.7, seed: int = 0) -> Requests:
     """Independent draws of experts of one byte, the k-th most popular with a probability proportional to k^-``skew``."""
     weight = np.arange(1, objects + 1) ** -skew

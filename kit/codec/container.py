@@ -25,8 +25,8 @@ from kit.codec.codings import CODINGS, Coded
 from kit.codec.tiles import Tiles
 from kit.errors import CodecError
 from kit.gguf import reader
+from kit.gguf.foreign import TILES
 from kit.gguf.reader import TensorInfo
-from kit.gguf.summary import TILES
 from kit.shown import Shown
 
 VERSION = 1

@@ -2,6 +2,8 @@
 
 import re
 
+from kit.errors import ModelError
+
 _CONVERT = "convert the folder of its model by llama.cpp's convert_hf_to_gguf.py"
 _UNPACK = "unpack it, then name the GGUF file in it"
 _OLD = "llama.cpp left that format in August 2023: download the model as GGUF"
@@ -34,6 +36,12 @@ TYPES = {  # general.type -> what the file is, what to do
     "mmproj": ("the part of a model that sees or hears (mmproj)", "name the file of its language model"),
     "imatrix": ("an importance matrix", "name the file of the model that it was made for"),
 }
+TILES = " tiles"  # ends the type of a compressed matrix: "int8 tiles"
+COMPRESSED = (
+    "is a compressed model (kit compress): kit generate, perplexity and inspect take it, in Python "
+    "kit.codec.CompressedWeights; for everything else name the file that it was made from"
+)
+NO_WEIGHTS = "holds no weights (a vocabulary alone, perhaps): nothing to run"
 
 
 def not_gguf(head: bytes) -> str:
@@ -72,3 +80,23 @@ def no_language_model(file) -> str:
         return ""
     what, remedy = TYPES[kind]
     return f"is {what}, not a language model; {remedy}"
+
+
+def check_blocks(file) -> None:
+    """ModelError for a file whose matrices are tiles (kit compress), not blocks."""
+    if getattr(file, "compressed", False):
+        raise ModelError(f"{file.path}: {COMPRESSED}")
+
+
+def check_model(file) -> None:
+    """ModelError for a file that is no language model in blocks: what check_language_model refuses, and tiles."""
+    check_blocks(file)
+    check_language_model(file)
+
+
+def check_language_model(file) -> None:
+    """ModelError for a file without weights, an adapter, a model of images and the like: says what it is and what to do."""
+    if not any(info.elements for info in file.tensors.values()):
+        raise ModelError(f"{file.path}: {NO_WEIGHTS}")
+    if told := no_language_model(file):
+        raise ModelError(f"{file.path}: {told}")

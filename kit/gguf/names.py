@@ -33,3 +33,8 @@ def blocks_of(file, name: str):
     stack, expert = find_tensor(file, name)
     blocks = file.blocks(stack)
     return blocks if expert is None else blocks[expert]
+
+
+def key_of(layer: int, expert: int) -> str:
+    """The name of a whole expert in caches and traces."""
+    return f"blk.{layer}.experts[{expert}]"

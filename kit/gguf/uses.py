@@ -6,10 +6,7 @@ tensors and the metadata, so it works for architectures that kit cannot run.
 
 import re
 from collections.abc import Callable, Iterable
-from itertools import groupby
 from typing import NamedTuple
-
-import numpy as np
 
 from kit.gguf.cut import parts_of
 from kit.gguf.names import layer_of
@@ -135,29 +132,3 @@ def assumed(file, uses: list[Use]) -> str:
     if predicting := predicting_layers(file):
         text.append(f"without the last {predicting} layer{'s' * (predicting != 1)}, which predict further tokens")
     return "; ".join(text)
-
-
-def draw(uses: list[Use], tokens: int, skew: float = 0.0, seed: int = 0) -> list[list[str]]:
-    """``[t]``: names of the tensors that token t uses, ``stack[expert]`` for an expert, whose matrices follow one another.
-
-    Each layer draws its experts without replacement, the k-th most popular with a probability proportional to k^-``skew``
-    (0: evenly); which are popular differs by layer. Embeddings of which a token takes a row are left out.
-    """
-    random, orders, found = np.random.default_rng(seed), {}, []
-    groups = [
-        (key, [use.name for use in group])
-        for key, group in groupby((use for use in uses if not use.is_rows), lambda use: (layer_of(use.name), use.used, use.of))
-    ]
-    for _ in range(tokens):
-        names = []
-        for (layer, used, of), members in groups:
-            if of == 1:
-                names += members
-                continue
-            popular = orders.setdefault((layer, of), random.permutation(of))
-            weights = np.arange(1, of + 1, dtype=float) ** -skew
-            # the largest of log(weight) + Gumbel noise are a draw without replacement
-            best = np.argsort(np.log(weights) + random.gumbel(size=of))[of - used :]
-            names += [f"{name}[{expert}]" for expert in sorted(popular[best].tolist()) for name in members]
-        found.append(names)
-    return found

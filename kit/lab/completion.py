@@ -15,9 +15,9 @@ _VALUES = {  # parameter of a command -> tables ("module:name") with its values;
     "file": _MODELS,
     "model": _MODELS,
     "names": _MODELS,
-    "routes": (*_MODELS, "kit.cache.routes:CAPTURES"),
-    "name": ("kit.synthetic.geometry:GEOMETRIES",),
-    "mix": ("kit.synthetic.geometry:MIXES",),
+    "routes": (*_MODELS, "kit.lab.routes:CAPTURES"),
+    "name": ("kit.lab.synthetic.geometry:GEOMETRIES",),
+    "mix": ("kit.lab.synthetic.geometry:MIXES",),
     "attention": ("kit.model.attention:ATTENTION",),
     "linear": ("kit.model.linear:LINEAR",),
     "kv": ("kit.model.kvcache:KV_TYPES",),
@@ -26,7 +26,7 @@ _VALUES = {  # parameter of a command -> tables ("module:name") with its values;
     "tiers": ("kit.cpu.simd.tiers:TIERS",),
     "pages": ("kit.gguf.reader:PAGES",),
     "policy": ("kit.model.slots:NAMES",),
-    "coding": ("kit.codec.compressor:CODINGS",),
+    "coding": ("kit.lab.compressor:CODINGS",),
     "decoder": ("kit.codec.decoders:DECODERS",),
 }
 _WORDS = {  # values beyond those of the tables

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 import kit
-from kit.cache.bounds import stack_distances
-from kit.cache.routes import CAPTURES, Routes, geometry_of, read_routes, write_routes
 from kit.gguf.sources import is_name, resolve
+from kit.lab.bounds import stack_distances
+from kit.lab.routes import CAPTURES, Routes, geometry_of, read_routes, write_routes
 
 FADE = 0.5**0.5  # of recent use, from token to token
 
@@ -71,7 +71,7 @@ def is_model(path: str) -> bool:
 
 
 def given(routes: str, model: str = "") -> Routes:
-    """The record ``routes`` (see kit.cache.routes.read_routes), at the sizes of the GGUF file ``model`` if one is named; where
+    """The record ``routes`` (see kit.lab.routes.read_routes), at the sizes of the GGUF file ``model`` if one is named; where
     ``routes`` is such a file itself, 128 tokens drawn for it with the mean of the captures' parameters."""
     path = routes if (drawn := is_model(routes)) else model
     with kit.open(path) if path else nullcontext() as file:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from kit.errors import ModelError, install
 from kit.gguf.cut import parts_of
+from kit.gguf.foreign import check_model
 from kit.gguf.names import layer_of
-from kit.gguf.summary import check_model
 from kit.model.architectures import ARCHITECTURES
 from kit.model.config import Config
 from kit.model.keys import MAX_LAYERS, ModelKeys

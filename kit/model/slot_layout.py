@@ -2,9 +2,8 @@
 
 from typing import NamedTuple
 
-from kit.cache.routes import key_of
 from kit.errors import CacheError
-from kit.gguf.names import layer_of
+from kit.gguf.names import key_of, layer_of
 from kit.model.readers import Read
 from kit.system.rows import PAGE
 

@@ -13,9 +13,9 @@ from kit.cache.policies.base import NoCache, Policy
 from kit.cache.store import WeightCache
 from kit.cpu.buffers import ARENA
 from kit.errors import CacheError, ModelError
+from kit.gguf.foreign import check_blocks
 from kit.gguf.names import blocks_of, find_tensor, layer_of
 from kit.gguf.reader import GGUFFile, TensorInfo, open
-from kit.gguf.summary import check_blocks
 from kit.model.linear import Variant
 from kit.model.slots import Experts
 from kit.quants.registry import dequantize, dtype_named
@@ -30,10 +30,8 @@ class WeightSource(Protocol):
     """A source of a Transformer's tensors, by their names in the file; ``stack[3]`` names one expert of a stack.
 
     Implemented by Weights (dequantized through a cache, or blocks in place), kit.codec.weights.CompressedWeights (tiles,
-    unpacked through a cache), kit.model.device_weights.DeviceWeights (blocks on a CUDA device) and
-    kit.codec.on_gpu.TileWeights (tiles on a device). ``file`` has path, metadata, architecture and tensors; ``store`` is
-    the WeightCache with the statistics; ``linear`` is a Transformer's default linear layer: a name in kit.model.linear, or
-    a Variant.
+    unpacked through a cache), and weights on a device. ``file`` has path, metadata, architecture, tensors; ``store`` is the
+    WeightCache with the statistics; ``linear`` is a Transformer's default linear layer: a name in kit.model.linear, or one.
     """
 
     file: GGUFFile

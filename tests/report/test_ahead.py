@@ -54,7 +54,7 @@ def test_every_notebook_declares_the_models_that_it_opens():
 
 
 def test_of_a_users_file_its_own_formats_are_compiled_and_no_model_is_made(tmp_path):
-    from kit.synthetic.write import synthesize
+    from kit.lab.synthetic.write import synthesize
 
     work = work_of(model=str(synthesize(tmp_path / "own.gguf", "tiny-llama", "Q8_0")))["00_start_here"]
     assert "generated" not in {each[0] for each in work}

@@ -21,7 +21,7 @@ from kit.lab.commands.cli import main
 from kit.lab.report import html, index, lead
 from kit.lab.report import run as runs
 from kit.lab.report.checklist import command_line
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 from kit.system import usable_cores
 
 ENGINES = {

@@ -12,7 +12,7 @@ class MIN(Policy):
     """Evicts the object that is used farthest in the future; with ``bypass``, refuses an object used later than its victims.
 
     Optimal for equal sizes: with ``bypass`` among all policies without prefetch, without it among those that keep every
-    accessed object. For unequal sizes the optimum is NP-hard, and :func:`kit.cache.bounds.interval_bound` bounds it.
+    accessed object. For unequal sizes the optimum is NP-hard, and PFOO-U (Berger, Beckmann, Harchol-Balter, 2018) bounds it.
     ``future``: the trace to come, which ``kit.replay`` fills in.
     """
 

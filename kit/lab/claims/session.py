@@ -210,7 +210,7 @@ class Session:
 
 
 def _generated(profile: profiles.Profile, stands_for: str, seed: int = 0) -> Path:
-    from kit.synthetic.write import cached_model  # no command needs it
+    from kit.lab.synthetic.write import cached_model  # no command needs it
 
     geometry, layers = profile.models[stands_for]
     return cached_model(geometry, layers=layers, seed=seed, folder=models_folder())

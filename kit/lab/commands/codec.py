@@ -34,7 +34,7 @@ def verify(file, source, decoder, threads):
     Exit code: 0 success, 2 error: something differs, or FILE cannot be read.
     """
 
-    from kit.codec.compressor import verify
+    from kit.lab.compressor import verify
     from kit.system import usable_cores
 
     tensors, matrices = verify(file, decoder, source, threads or usable_cores(), progress=True)

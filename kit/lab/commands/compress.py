@@ -25,10 +25,10 @@ def command(file, output, coding, threads, force):
 
     Exit code: 0 success, 2 error.
     """
-    from kit.codec.compressor import compress
     from kit.codec.container import CompressedFile
     from kit.codec.weights import CompressedWeights
     from kit.gguf.sources import model_bytes
+    from kit.lab.compressor import compress
     from kit.system import usable_cores
     from kit.units import format_bytes
 

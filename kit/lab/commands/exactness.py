@@ -46,7 +46,7 @@ def command(file, backends, tiers, rows, tokens, as_json):
     from kit.cpu import simd
     from kit.errors import KitError
     from kit.lab.costs.quality import quality, with_errors
-    from kit.quants.exactness import exactness, not_compared, sample
+    from kit.lab.exactness import exactness, not_compared, sample
 
     blocks, answers, missing, reason = None, None, [], "--quality 0" if file else "no file was given"
     if file:

@@ -33,11 +33,11 @@ def command(routes, model, memory, disk, as_json, report):
     from pathlib import Path
 
     import kit
-    from kit.cache.routes import CAPTURES, read_routes, request_bytes
     from kit.errors import CacheError
     from kit.lab import routing, state
     from kit.lab.costs.expert_caches import ExpertBudget, dense_bytes
     from kit.lab.disk import random_gbps
+    from kit.lab.routes import CAPTURES, read_routes, request_bytes
     from kit.units import finite, parse_bytes, to_json
 
     try:

@@ -54,9 +54,9 @@ def command(file, memory, room, tokens, trace, via, skew, thorough, machine, eve
     from pathlib import Path
 
     import kit
-    from kit.cache.oracle import read_trace
     from kit.errors import CacheError
-    from kit.gguf.summary import check_model
+    from kit.gguf.foreign import check_model
+    from kit.lab.oracle import read_trace
 
     given, kept = _size("--memory", memory), _size("--room", room)
     if machine:
@@ -163,7 +163,7 @@ def _explain(file, as_json, everything, **how):
 def _elsewhere(file, name, room, as_json) -> str:
     """The prediction for a machine that you do not have, as text or JSON."""
     import kit
-    from kit.gguf.summary import check_model
+    from kit.gguf.foreign import check_model
     from kit.gguf.uses import uses_of
     from kit.lab.costs import elsewhere
     from kit.lab.costs.tables import as_text, formatted, paragraph

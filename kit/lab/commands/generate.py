@@ -105,10 +105,10 @@ def command(
     from dataclasses import asdict
 
     import kit
-    from kit.cache.routes import geometry_of, of_spans, write_routes
-    from kit.gguf.summary import check_language_model
+    from kit.gguf.foreign import check_language_model
     from kit.lab.progress import PromptTrace
     from kit.lab.prompts import chat_ids, ids_of, text_of
+    from kit.lab.routes import geometry_of, of_spans, write_routes
     from kit.model.budget import weights_within
     from kit.model.hyperparameters import read_config
     from kit.model.tokenizer import tokenizer_of

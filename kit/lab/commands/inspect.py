@@ -26,7 +26,8 @@ def command(file, tensors, metadata, as_json):
     Exit code: 0 success, 2 error.
     """
     import kit
-    from kit.gguf.summary import NO_WEIGHTS, summarize
+    from kit.gguf.foreign import NO_WEIGHTS
+    from kit.lab.summary import summarize
     from kit.system import memory_available, memory_limit
 
     with kit.open(file) as opened:
@@ -83,12 +84,12 @@ def _memory(facts):
 
 
 def _contexts(opened):
-    """What a sequence takes by its length (kit.model.remembered); [] where the kit has no pass for the architecture."""
+    """What a sequence takes by its length (kit.lab.remembered); [] where the kit has no pass for the architecture."""
     from kit.errors import KitError
 
     try:
+        from kit.lab.remembered import contexts
         from kit.model.hyperparameters import read_config
-        from kit.model.remembered import contexts
 
         return contexts(read_config(opened))
     except (KitError, MemoryError):  # the second where addresses are too few to import torch

@@ -44,8 +44,8 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
     """  # fmt: skip
     import kit
     from kit.errors import ModelError
+    from kit.lab import perplexity
     from kit.lab.costs.quality import Precision, model_of, rounding_to
-    from kit.model import perplexity
     from kit.model.budget import weights_within
     from kit.model.hyperparameters import read_config
     from kit.system.files import read_text

@@ -7,7 +7,7 @@ class _Synth(click.Command):
     """Lists the geometries and mixes in its help; the table is imported only when somebody asks."""
 
     def format_epilog(self, ctx, formatter):
-        from kit.synthetic.geometry import GEOMETRIES, MIXES
+        from kit.lab.synthetic.geometry import GEOMETRIES, MIXES
         from kit.units import format_bytes, format_count
 
         rows = []
@@ -45,7 +45,7 @@ def command(name, mix, layers, seed, output, force):
     from pathlib import Path
 
     from kit.errors import GGUFError
-    from kit.synthetic.write import synthesize
+    from kit.lab.synthetic.write import synthesize
     from kit.units import format_bytes
 
     path = Path(output or f"{name.replace('/', '_')}-{mix.replace('/', '_')}.gguf")

@@ -9,13 +9,14 @@ from kit.gguf import cut
 from kit.gguf.names import layer_of
 from kit.gguf.reader import GGUFFile
 from kit.gguf.uses import bytes_used, uses_of
+from kit.lab import sampling
 from kit.lab.costs.attention import DecodeStep
 from kit.lab.costs.tables import DEPTH, formatted
 from kit.lab.kept import once_a_run
+from kit.lab.remembered import by_kind, held, kind_of
 from kit.model.config import Config
 from kit.model.hyperparameters import read_config
 from kit.model.kvcache import KV_TYPES
-from kit.model.remembered import by_kind, held, kind_of
 
 DEPTHS = (64, 4096, 16384, 65536)
 REST = "weights and the rest"
@@ -94,7 +95,7 @@ def attending(file, most: int) -> tuple[GGUFFile, int, str]:
     found = [number for number, layer in enumerate(layers) if layer.mixer.memory.position]
     others = len(layers) - len(found)
     told = f"; {others} recurrent layers are left out, but for the times by depth" * bool(others)
-    return cut.what_fits(cut.cut(file, found) if others else file, most=most), len(found), told
+    return sampling.what_fits(cut.cut(file, found) if others else file, most=most), len(found), told
 
 
 def page(file, times: float, nbytes: float, gbps: float, longest: int) -> pd.DataFrame:

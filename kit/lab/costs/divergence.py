@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
-from kit.model import perplexity
+from kit.lab import perplexity
 
 POSITIONS, CONTEXT = 1024, 16  # scored, and read before them
 _WORK = 2.05e12  # weights times positions: seconds, not minutes, on two cores

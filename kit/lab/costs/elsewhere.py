@@ -11,10 +11,10 @@ import pandas as pd
 
 from kit.errors import ReportError, known
 from kit.gguf.uses import Use, beyond, bytes_used
+from kit.lab.exactness import sample
 from kit.lab.machine import peaks
 from kit.lab.tables import frame, number
 from kit.quants import dequantize
-from kit.quants.exactness import sample
 from kit.units import format_bytes, format_seconds
 
 MAPPED, LOCKED, READ = "blocks, mapped", "blocks, mapped and locked", "blocks, read into memory"

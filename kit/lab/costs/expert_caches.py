@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 
 import kit
-from kit.cache.bounds import stack_distances
 from kit.cache.policies.partitioned import ByLayer
 from kit.cache.replay import replay_hits
-from kit.cache.routes import Routes, key_of
 from kit.cache.traces import Requests, hottest
 from kit.errors import CacheError
-from kit.gguf.names import layer_of
+from kit.gguf.names import key_of, layer_of
 from kit.gguf.uses import uses_of
 from kit.lab import tables
+from kit.lab.bounds import stack_distances
+from kit.lab.routes import Routes
 from kit.model.budget import PROCESS
 from kit.model.slots import policy_named
 from kit.units import format_bytes

@@ -18,10 +18,10 @@ import numpy as np
 import kit
 from kit.cpu.threads import torch_alone
 from kit.gguf import formats
-from kit.gguf.cut import fewer_rows
 from kit.lab.costs.order import FUSED, Kind, kind_of, use_of
 from kit.lab.kept import once_a_run
 from kit.lab.measurements import digest_of
+from kit.lab.sampling import fewer_rows
 
 DTYPES = tuple(formats.DTYPES)
 _SAMPLES = 3  # tensors of a kind, and walks over them

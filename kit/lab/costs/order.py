@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -13,10 +14,10 @@ from kit import hf
 from kit.cache.traces import Requests
 from kit.cpu.threads import torch_alone
 from kit.errors import KitError, ModelError
+from kit.gguf.foreign import check_model
 from kit.gguf.formats import FORMATS, described
-from kit.gguf.names import find_tensor
-from kit.gguf.summary import check_model
-from kit.gguf.uses import Use, assumed, draw, uses_of
+from kit.gguf.names import find_tensor, layer_of
+from kit.gguf.uses import Use, assumed, uses_of
 from kit.lab import state
 from kit.model.architectures import ARCHITECTURES
 from kit.model.linear import linear_named
@@ -97,7 +98,7 @@ class Order:
 def order_of(file, tokens: int = 4, via: str = "", skew: float = 0.0) -> Order:
     """Decode ``tokens`` tokens from blocks and record the tensors in use; for a file that cannot run, draw what they use.
     ``via``: a row of DECODES, whose failure is an error; "": the kit's pass, or transformers for other architectures.
-    ``skew``: of the drawn experts, as in kit.gguf.uses.draw."""
+    ``skew``: of the drawn experts, as in `draw`."""
     check_model(file)
     if via:
         return _recorded(file, tokens, via)
@@ -221,3 +222,29 @@ def use_of(weights, linear: str, name: str) -> Callable[[], torch.Tensor]:
         return lambda: weights[name]
     x = torch.randn(1, shape[-1], generator=torch.Generator().manual_seed(shape[-1]))
     return lambda: linear_named(linear).apply(weights, name, x)
+
+
+def draw(uses: list[Use], tokens: int, skew: float = 0.0, seed: int = 0) -> list[list[str]]:
+    """``[t]``: names of the tensors that token t uses, ``stack[expert]`` for an expert, whose matrices follow one another.
+
+    Each layer draws its experts without replacement, the k-th most popular with a probability proportional to k^-``skew``
+    (0: evenly); which are popular differs by layer. Embeddings of which a token takes a row are left out.
+    """
+    random, orders, found = np.random.default_rng(seed), {}, []
+    groups = [
+        (key, [use.name for use in group])
+        for key, group in groupby((use for use in uses if not use.is_rows), lambda use: (layer_of(use.name), use.used, use.of))
+    ]
+    for _ in range(tokens):
+        names = []
+        for (layer, used, of), members in groups:
+            if of == 1:
+                names += members
+                continue
+            popular = orders.setdefault((layer, of), random.permutation(of))
+            weights = np.arange(1, of + 1, dtype=float) ** -skew
+            # the largest of log(weight) + Gumbel noise are a draw without replacement
+            best = np.argsort(np.log(weights) + random.gumbel(size=of))[of - used :]
+            names += [f"{name}[{expert}]" for expert in sorted(popular[best].tolist()) for name in members]
+        found.append(names)
+    return found

@@ -11,9 +11,9 @@ import torch
 
 import kit
 from kit.codec.codings import quantize
-from kit.codec.compressor import matrices_of
 from kit.cpu.linear import FEWEST
 from kit.errors import GGUFError, ModelError, library
+from kit.lab.compressor import matrices_of
 from kit.lab.costs import divergence
 from kit.lab.costs.divergence import LogitSource
 from kit.lab.costs.ways import PRECISION_OF

@@ -6,9 +6,8 @@ import numpy as np
 
 from kit.cache import POLICIES
 from kit.cache.replay import replay_hits
-from kit.cache.routes import key_of
 from kit.cache.traces import Requests
-from kit.gguf.names import layer_of
+from kit.gguf.names import key_of, layer_of
 from kit.lab.costs.expert_caches import waited
 from kit.model.slots import policy_named
 from kit.system.rows import PAGE

@@ -15,24 +15,25 @@ import kit
 from kit.cache.traces import Requests
 from kit.errors import KitError
 from kit.gguf import cut
+from kit.gguf.foreign import check_model
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
-from kit.gguf.summary import check_model, summarize
-from kit.gguf.uses import Use, assumed, bytes_used, draw, uses_of
-from kit.lab import pages
+from kit.gguf.uses import Use, assumed, bytes_used, uses_of
+from kit.lab import pages, sampling
 from kit.lab.costs import depth, measuring, peers, tables
 from kit.lab.costs.divergence import tokens_for
 from kit.lab.costs.measured import Cost, Kind, measure_costs, of_run
 from kit.lab.costs.measured_ways import Measured
-from kit.lab.costs.order import FUSED, Order, kind_of, order_of
+from kit.lab.costs.order import FUSED, Order, draw, kind_of, order_of
 from kit.lab.costs.quality import quality
 from kit.lab.costs.room import Room
 from kit.lab.costs.ways import BLOCKS, Prediction, Way, faster_than_probed, roofed
 from kit.lab.limits import KnownLimits
 from kit.lab.machine import Machine
 from kit.lab.measurements import Reading, Readings, shared
+from kit.lab.remembered import contexts
+from kit.lab.summary import summarize
 from kit.model.hyperparameters import read_config
-from kit.model.remembered import contexts
 from kit.system import memory_available, memory_limit, note
 from kit.units import format_count
 
@@ -87,7 +88,7 @@ class Study:
 
     @cached_property
     def facts(self) -> dict:
-        """What the file is: kit.gguf.summary."""
+        """What the file is: kit.lab.summary."""
         return summarize(self.file, memory_limit(), memory_available())
 
     @cached_property
@@ -158,7 +159,7 @@ class Study:
         every = sorted(set(each) - {-1})
         if self.thorough or self.cut or not every or every != list(range(len(every))):
             return every
-        return cut.sample(self.file, every, _MEASURED, lambda layers: each[-1] + sum(each[layer] for layer in layers))
+        return sampling.sample(self.file, every, _MEASURED, lambda layers: each[-1] + sum(each[layer] for layer in layers))
 
     @cached_property
     def part(self) -> "Study | None":
@@ -250,7 +251,7 @@ class Study:
 
     @property
     def contexts(self) -> list[dict]:
-        """What a sequence takes by its length (kit.model.remembered); [] for a file that the kit does not run."""
+        """What a sequence takes by its length (kit.lab.remembered); [] for a file that the kit does not run."""
         return contexts(read_config(self.file)) if self.runs else []
 
     def depths(self) -> list[dict]:

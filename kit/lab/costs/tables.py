@@ -8,11 +8,11 @@ import pandas as pd
 
 import kit
 from kit.cache import POLICIES
-from kit.cache.bounds import interval_bound
 from kit.cache.replay import replay_hits
 from kit.cache.traces import Requests
 from kit.gguf.formats import FORMATS
 from kit.gguf.uses import bytes_used, uses_of
+from kit.lab.bounds import interval_bound
 from kit.lab.costs.measured import DTYPES
 from kit.lab.costs.measured_ways import Measured
 from kit.lab.costs.order import Order
@@ -28,9 +28,9 @@ from kit.lab.costs.ways import (
     predict,
     used_tensors,
 )
+from kit.lab.exactness import exactness, sample
 from kit.lab.machine import gpu
 from kit.lab.tables import frame, number
-from kit.quants.exactness import exactness, sample
 from kit.system import memory_limit
 from kit.units import format_bytes, format_count, format_seconds, printable
 

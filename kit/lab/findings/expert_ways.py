@@ -23,7 +23,6 @@ import torch
 
 import kit
 from kit import system
-from kit.cache.routes import request_bytes
 from kit.cpu.threads import count, torch_alone
 from kit.errors import ReportError
 from kit.gguf import pagecache
@@ -33,6 +32,7 @@ from kit.lab.costs.expert_caches import dense_bytes, sorted_routes
 from kit.lab.findings.offload import OFFLOADS, HeldBy
 from kit.lab.group import Group, missing_rights
 from kit.lab.kept import once_a_run
+from kit.lab.routes import request_bytes
 from kit.lab.routing import routes_of
 from kit.model.cpu_ops import CpuOps
 from kit.system.note import doing

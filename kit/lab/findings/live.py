@@ -74,7 +74,7 @@ def decode(
         inside = prepare(weights) if prepare else None
         trace.clear()
     else:
-        from kit.model.on_gpu import DeviceTransformer, DeviceWeights  # they need Triton
+        from kit.lab.on_device.on_gpu import DeviceTransformer, DeviceWeights  # they need Triton
 
         largest = max(tensor.nbytes for tensor in file.tensors.values())
         weights = DeviceWeights(file, cache, host=kit.HashMap(), ahead=2 * largest if ahead else 0, trace=trace)

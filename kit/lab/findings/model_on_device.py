@@ -19,11 +19,11 @@ from kit.lab.costs.attention import attention_flops, kv_bytes
 from kit.lab.findings import reported
 from kit.lab.findings.live import relative_rms
 from kit.lab.gpu import Limits, synchronize
+from kit.lab.on_device.device_kvcache import KV_DTYPES
+from kit.lab.on_device.device_weights import DeviceWeights
+from kit.lab.on_device.on_gpu import DeviceTransformer
 from kit.model.config import Config
-from kit.model.device_kvcache import KV_DTYPES
-from kit.model.device_weights import DeviceWeights
 from kit.model.hyperparameters import read_config
-from kit.model.on_gpu import DeviceTransformer
 from kit.system import memory_available
 from kit.units import format_bytes
 

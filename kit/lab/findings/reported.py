@@ -12,7 +12,7 @@ from kit.lab.claims.records import Record
 from kit.lab.costs.order import Kind
 from kit.lab.costs.ways import UsedTensor
 from kit.lab.machine import peaks
-from kit.synthetic.geometry import GEOMETRIES
+from kit.lab.synthetic.geometry import GEOMETRIES
 from kit.units import format_bytes
 
 MODEL = "granite-3.3-8b"

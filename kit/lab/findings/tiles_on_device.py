@@ -10,12 +10,12 @@ import torch
 import kit
 from kit.codec import rans
 from kit.codec.container import CompressedFile
-from kit.codec.on_gpu import CompressedTransformer, Streamed, TileWeights
 from kit.codec.tiles import TILE_VALUES, Tiles
 from kit.codec.triton import DEVICE, decode_on_device, upload
 from kit.codec.triton_kernels import one_thread_kernel
 from kit.lab import tables
 from kit.lab.gpu import Limits, time_on_device
+from kit.lab.on_device.compressed import CompressedTransformer, Streamed, TileWeights
 from kit.system import usable_cores
 
 

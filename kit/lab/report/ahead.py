@@ -20,8 +20,8 @@ from kit.cpu import tasks
 from kit.errors import ReportError, known
 from kit.gguf.formats import DTYPES, FORMATS, described
 from kit.lab import profiles
-from kit.synthetic.geometry import geometry
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.geometry import geometry
+from kit.lab.synthetic.write import cached_model
 from kit.system import memory_available, usable_cores
 from kit.system.paths import PACKAGE, models_folder
 
@@ -175,7 +175,7 @@ def _child(work: list[tuple], taken: str) -> subprocess.Popen:
 def _done(each: tuple) -> Path:
     """The file that says so, beside the kernels."""
     name = "-".join(map(str, each))
-    return tasks.beside(name, *(PACKAGE / folder for folder in ("codec", "model", "quants", "synthetic")))
+    return tasks.beside(name, *(PACKAGE / folder for folder in ("codec", "model", "quants", "lab/synthetic")))
 
 
 def main(work: list[list], taken: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import kit
 from kit.errors import ReportError
-from kit.gguf.summary import check_blocks, check_language_model
+from kit.gguf.foreign import check_blocks, check_language_model
 from kit.lab import machine
 from kit.lab.claims import records
 from kit.lab.report import parameters, sources

@@ -22,7 +22,7 @@ from kit.lab import machine
 from kit.lab.report import planning, sources
 from kit.lab.report import run as runs
 from kit.lab.report.sweep.spec import Cell
-from kit.synthetic.write import cached_model
+from kit.lab.synthetic.write import cached_model
 from kit.system.files import sole_writer
 from kit.system.paths import models_folder
 

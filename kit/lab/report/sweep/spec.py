@@ -15,8 +15,8 @@ from kit.lab import profiles
 from kit.lab.report import parameters, sources
 from kit.lab.report.planning import RESERVED
 from kit.lab.report.sweep import decode
-from kit.synthetic.geometry import GEOMETRIES, MIXES
-from kit.synthetic.write import REVISION
+from kit.lab.synthetic.geometry import GEOMETRIES, MIXES
+from kit.lab.synthetic.write import REVISION
 from kit.system.files import read_yaml
 
 OWN = {"decode": Path(__file__).parent / "decode.ipynb"}  # beside those of notebooks/

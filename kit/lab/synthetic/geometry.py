@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from kit.errors import ModelError, known
-from kit.gguf.formats import FORMATS
+from kit.gguf.formats import DTYPES, FORMATS
 from kit.gguf.reader import TensorInfo
+from kit.lab.synthetic.vocabulary import Vocabulary
 from kit.model.config import Config
 from kit.model.hyperparameters import described_config
-from kit.synthetic.vocabulary import Vocabulary
 
 MAX_LAYERS = 9999  # a larger number is a typing error
 
@@ -280,3 +280,10 @@ GEOMETRIES: dict[str, Geometry] = {row.name: row for row in (*_PUBLISHED, *_TINY
 def geometry(name: str | Geometry) -> Geometry:
     """The row called ``name`` (a Geometry passes through). Raises ModelError that lists the known ones."""
     return name if isinstance(name, Geometry) else known("geometry", name, GEOMETRIES, ModelError)
+
+
+def decode_order(geometry, mix: str = "Q4_K_M", layers: int | None = None) -> list[tuple[str, int]]:
+    """``[(name, bytes in float32), ...]`` of a model (kit.lab.synthetic.geometry), in the order of use in a decode step."""
+    elements = {spec.name: spec.elements for spec in geometry.tensors(mix, layers)}
+    order = geometry.config(layers).order_of_use(elements)
+    return [(name, elements[name] * DTYPES["float32"]) for name in order]

@@ -20,8 +20,8 @@ from kit.codec.triton import DeviceTiles, check, index_on_device, start, upload
 from kit.cuda.device import DEVICE, INTERPRETED, pinned
 from kit.cuda.linear import apply
 from kit.errors import CodecError
-from kit.model.device_weights import DeviceWeights
-from kit.model.on_gpu import DeviceTransformer
+from kit.lab.on_device.device_weights import DeviceWeights
+from kit.lab.on_device.on_gpu import DeviceTransformer
 
 
 class TileWeights(DeviceWeights):

@@ -11,8 +11,8 @@ from tqdm import tqdm
 from kit.cpu import simd
 from kit.cpu.linear import ACTIVATIONS, linear
 from kit.errors import QuantError
+from kit.gguf.foreign import check_blocks
 from kit.gguf.formats import DTYPES, FORMATS
-from kit.gguf.summary import check_blocks
 from kit.quants import reference
 from kit.quants.registry import dequantize, dtype_named
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kit.cache.route_text import count, lines_of, numbers, possible, shown, sizes
 from kit.cache.traces import Requests
 from kit.errors import TraceError, known
+from kit.gguf.names import key_of
 from kit.gguf.sources import model_name, refuse_misspelled
+from kit.lab.route_text import count, lines_of, numbers, possible, shown, sizes
 from kit.system.paths import data_file
 
 CAPTURES = {  # name -> SHA-256 of data/routes/<name>.csv.gz; data/routes/NOTICE.md says where they come from
@@ -103,11 +104,6 @@ class Routes:
             has = f"{np.count_nonzero(expert_bytes)} layers of {experts} experts"
             raise TraceError(f"{self.name}: uses layer {deepest} and expert {last}, but {file.path} has {has}")
         return replace(self, experts=experts, expert_bytes=expert_bytes, dense_bytes=dense_bytes)
-
-
-def key_of(layer: int, expert: int) -> str:
-    """The name of a whole expert in caches and traces."""
-    return f"blk.{layer}.experts[{expert}]"
 
 
 def geometry_of(file) -> tuple[int, np.ndarray, np.ndarray]:

@@ -6,9 +6,9 @@ import torch
 
 from kit.cuda.linear import apply
 from kit.errors import ModelError
-from kit.model.device_kvcache import DeviceKVCache
-from kit.model.device_ops import DeviceOps
-from kit.model.device_weights import DeviceWeights
+from kit.lab.on_device.device_kvcache import DeviceKVCache
+from kit.lab.on_device.device_ops import DeviceOps
+from kit.lab.on_device.device_weights import DeviceWeights
 from kit.model.forward import forward
 from kit.model.transformer import Transformer
 from kit.quants import dequantize

@@ -15,8 +15,8 @@ from tqdm import tqdm
 from kit.errors import GGUFError
 from kit.gguf.reader import TensorInfo
 from kit.gguf.writer import ALIGNMENT, header, padded
-from kit.synthetic.encode import encode
-from kit.synthetic.geometry import Geometry, geometry
+from kit.lab.synthetic.encode import encode
+from kit.lab.synthetic.geometry import Geometry, geometry
 from kit.system.files import replacing
 from kit.system.note import doing
 

@@ -2,18 +2,10 @@
 
 from typing import Any
 
-from kit.errors import ModelError
-from kit.gguf.foreign import no_language_model
+from kit.gguf.foreign import NO_WEIGHTS, TILES, no_language_model
 from kit.gguf.formats import DTYPES, FORMATS
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.reader import GGUFFile
-
-TILES = " tiles"  # ends the type of a compressed matrix: "int8 tiles"
-COMPRESSED = (
-    "is a compressed model (kit compress): kit generate, perplexity and inspect take it, in Python "
-    "kit.codec.CompressedWeights; for everything else name the file that it was made from"
-)
-NO_WEIGHTS = "holds no weights (a vocabulary alone, perhaps): nothing to run"
 
 
 def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[str, Any]:
@@ -53,26 +45,6 @@ def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[
             info._asdict() | {"elements": info.elements, "original_shape": original.get(info.name)} for info in infos
         ],
     }
-
-
-def check_blocks(file: GGUFFile) -> None:
-    """ModelError for a file whose matrices are tiles (kit compress), not blocks."""
-    if isinstance(file, GGUFFile) and file.compressed:
-        raise ModelError(f"{file.path}: {COMPRESSED}")
-
-
-def check_model(file: GGUFFile) -> None:
-    """ModelError for a file that is no language model in blocks: what check_language_model refuses, and tiles."""
-    check_blocks(file)
-    check_language_model(file)
-
-
-def check_language_model(file) -> None:
-    """ModelError for a file without weights, an adapter, a model of images and the like: says what it is and what to do."""
-    if not any(info.elements for info in file.tensors.values()):
-        raise ModelError(f"{file.path}: {NO_WEIGHTS}")
-    if told := no_language_model(file):
-        raise ModelError(f"{file.path}: {told}")
 
 
 def _plain(value: Any) -> Any:
