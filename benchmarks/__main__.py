@@ -23,10 +23,11 @@ NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
 @click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
 @click.option("--only", help="The cases whose name holds this (not of all benchmarks).")
+@click.option("--within", type=float, metavar="SECONDS", help="End each side then (not of all benchmarks).")
 @click.option("--run", "of", type=click.Path(path_type=Path), help="Copy this run to results/reference, then as --table.")
 @click.option("--explain", metavar="MODEL", help="Keep what kit explain MODEL prints for README, then as --table.")
 @click.option("--table", is_flag=True, help="Run nothing: write README and the pages of docs from the records.")
-def main(names, save, only, of, explain, table):
+def main(names, save, only, within, of, explain, table):
     """Run the benchmarks called NAME, by default all, and print their tables.
 
     The machine should be idle: peers are measured in turn with the kit, so ratios suffer less than absolute numbers.
@@ -35,15 +36,17 @@ def main(names, save, only, of, explain, table):
         return _write(of, explain)
     click.echo(f"{machine.machine_id()}: {system.cpu_name()}, {system.usable_cores()} cores; kit {__version__}")
     records = ROOT / "results" / "reference"
+    how = {name: value for name, value in (("only", only), ("within", within)) if value}
     for name in names or NAMES:
         module, started = importlib.import_module(f"benchmarks.{name}"), time.time()
-        table = module.run(only=only) if only else module.run()
         title = module.__doc__.splitlines()[0]
-        with pd.option_context("display.width", 250, "display.max_columns", None, "display.float_format", "{:.3g}".format):
-            click.echo(f"\n{name}. {title}\n\n{table.to_string()}")
-        if save:
-            folder = records / getattr(module, "PLACE", machine.machine_id()) / "benchmarks"
-            _append(folder / f"{name}.jsonl", {"benchmark": name, "title": title, "started": started}, table)
+        click.echo(f"\n{name}. {title}\n")
+        for table in module.parts(**how) if hasattr(module, "parts") else [module.run(**how)]:  # a part is kept at once
+            with pd.option_context("display.width", 250, "display.max_columns", None, "display.float_format", "{:.3g}".format):
+                click.echo(table.to_string())
+            if save:
+                folder = records / getattr(module, "PLACE", machine.machine_id()) / "benchmarks"
+                _append(folder / f"{name}.jsonl", {"benchmark": name, "title": title, "started": started}, table)
 
 
 def _write(of, explain) -> None:

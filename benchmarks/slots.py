@@ -9,8 +9,10 @@ its bytes from memory, whichever takes longer. "kit, slots of" is slots of more 
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -35,67 +37,89 @@ from kit.system.paths import models_folder
 
 MODEL, LAYERS = "qwen3-30b-a3b", {"whole": None, "8 layers": 8}  # 19 GB, 3 GB
 SHARES = (1 / 8, 1 / 4, 1 / 2)  # of the file's bytes, beside what a process needs without a model
-PROMPT, TOKENS, PATIENCE = 512, 48, 240.0  # seconds after which a side takes no further token
+PROMPT, TOKENS = 512, 48
+WITHIN, START = 120.0, 15.0  # seconds of a side; and of its first imports and last words
 SLOTS, CACHE, DRAWN = "kit, slots", "kit, page cache", ", drawn routes"
 PEERS = {f"llama.cpp, {mode}": mode for mode in LOAD_MODES}
 IKS = {IK: {}, f"{IK}, prefetch-experts": {"prefetch_experts": True}}
-TOO_LARGE = "kit, slots of "
-BUDGETS = (1.0, 1.5, 2.0, 3.0, 5.0)  # of one token's experts; and up to the limit: what is left for dense weights below
-LEFT = (1.0, 0.5, 0.0)
+BUDGETS = {f"{times:g} tokens' experts": (times, 0.0) for times in (1.0, 1.5, 2.0, 3.0, 5.0)} | {
+    f"all but {left:g} of the dense weights": (0.0, left) for left in (1.0, 0.5, 0.0)
+}  # of the memory under the limit (tokens' experts, or the share of the dense weights that they leave)
 
 
-def run(only: str = "") -> pd.DataFrame:
-    """One row for each model, limit and way; ``only``: of the names that hold this, such as "8 layers" or "0.25 of";
-    "kit, slots;" is that name's end."""
+class Case(NamedTuple):
+    """``size``: of BUDGETS, "": as ``kit generate --memory`` divides the limit."""
+
+    depth: str
+    share: float
+    way: str
+    size: str = ""
+
+    def __str__(self):
+        way = f"{SLOTS} of {self.size}{DRAWN}" if self.size else self.way
+        return f"{self.depth}, {self.share:.3g} of the file, {way}"
+
+
+def parts(only: str = "", within: float = WITHIN) -> Iterator[pd.DataFrame]:
+    """One row for each model, limit and way, as soon as it is measured; ``only``: of the names that hold this, such as
+    "8 layers" or "0.25 of"; "kit, slots;" is that name's end."""
     if lacks := missing_rights(swap=False):
         raise ReportError(f"a memory limit needs {', '.join(lacks)}")
-    rows = []
-    for depth, layers in LAYERS.items():
-        cases = [(f"{depth}, {share:.3g} of the file, {way}", share, way) for share in SHARES for way in _ways()]
-        cases += [(f"{depth}, 0.25 of the file, {TOO_LARGE}{drawn}", 0.25, TOO_LARGE + drawn) for drawn in ("", DRAWN)]
-        wanted = [case for case in cases if only in f"{case[0]};"]
-        if wanted:
-            path = cached_model(MODEL, layers=layers, folder=models_folder())
-            for name, share, way in wanted:
-                rows += _measured(path, name, share, way)
-    return pd.DataFrame(rows).set_index("what")
+    ways = [SLOTS, SLOTS + DRAWN, CACHE, CACHE + DRAWN, *PEERS, *([] if no_ik() else IKS)]
+    cases = [Case(depth, share, way) for depth in LAYERS for share in SHARES for way in ways]
+    cases += [Case(depth, 0.25, SLOTS + DRAWN, size) for depth in LAYERS for size in BUDGETS]
+    cases = [case for case in cases if only in f"{case};"]
+    print(f"{len(cases)} sides: about {sum(_expected(case, within) for case in cases) / 60:.0f} min", end="", flush=True)
+    print(f", at most {len(cases) * (within + START) / 60:.0f}{f'; {no_ik()}' if no_ik() else ''}", flush=True)
+    for case in cases:
+        path = cached_model(MODEL, layers=LAYERS[case.depth], folder=models_folder())
+        if row := _measured(path, case, within):
+            yield pd.DataFrame([{"what": str(case), **row}]).set_index("what")
 
 
-def _ways():
-    return [SLOTS, SLOTS + DRAWN, CACHE, CACHE + DRAWN, *PEERS, *([] if no_ik() else IKS)]
+def run(only: str = "", within: float = WITHIN) -> pd.DataFrame:
+    """All of ``parts``."""
+    return pd.concat([*parts(only, within)])
 
 
-def _measured(path: Path, name: str, share: float, way: str):
-    """The rows of a case, one a budget of slots where the way has several."""
+def _expected(case, within) -> float:
+    """Seconds: others than slots take as long as they may, unless the limit ends them at once."""
+    if case.way.startswith(SLOTS):
+        return min(within, START + TOKENS * (0.3 if LAYERS[case.depth] is None else 0.1))
+    return START if case.way in PEERS and PEERS[case.way] != "mmap" else within
+
+
+def _measured(path: Path, case: Case, within: float) -> dict:
+    """Nothing where the memory has no room for ``case.size``."""
     own = child.call(_own)
-    limit = own + int(share * path.stat().st_size) >> 20 << 20  # whole pages, as the system takes it
+    limit = own + int(case.share * path.stat().st_size) >> 20 << 20  # whole pages, as the system takes it
     with kit.open(path) as file:
         dense, layout = dense_bytes(file), SlotLayout(file)
-    cycle = layout.used * layout.layers * layout.size
-    sizes = [None]
-    if way.startswith(TOO_LARGE):
-        room = limit - own
-        sizes = [int(times * cycle) for times in BUDGETS if times * cycle < room - dense]
-        sizes += [max(cycle, int(room - left * dense)) for left in LEFT]
-    for size in sizes:
-        with TemporaryDirectory(dir=models_folder()) as folder, Group(Path(folder), 0) as group:
-            how = {"run": lambda *a, **k: group.run(*a, limit=limit, **k), "timeout": 3 * PATIENCE}
-            how |= {"env": _environment(way)}
-            try:
-                taken = child.call(_taken, str(path), way, limit, size, PROMPT, TOKENS, PATIENCE, **how)
-            except ReportError as error:
-                yield {"what": f"{name} {size or ''}", "limit, GiB": limit / 2**30, "told": str(error)}
-                continue
-        seconds, half = taken["seconds"], len(taken["seconds"]) // 2
-        missed = np.mean(taken["missed"][half:]) if way.startswith(SLOTS) else np.nan
-        floor = max(missed / (taken["disk"] * 1e9), (dense + cycle) / (state.probe_state().read_gbps * 1e9))
-        token, held = float(np.median(seconds[half:])), f"{size / cycle:.2f} tokens' experts" if size else ""
-        yield {
-            "what": name.replace(TOO_LARGE, TOO_LARGE + held), "limit, GiB": limit / 2**30,
-            "a token, s": token, "least, s": floor, "of the least": token / floor,
-            "prompt, s": taken["prompt"], "MB read a token": np.mean(taken["read"][half:]) / 1e6, "hits": taken["hits"],
-            "peak, GiB": taken["peak"] / 2**30, "disk, GB/s": taken["disk"], "tokens": len(seconds), "told": taken["told"],
-        }  # fmt: skip
+    cycle, room, size = layout.used * layout.layers * layout.size, limit - own, None
+    if case.size:
+        times, left = BUDGETS[case.size]
+        size = int(times * cycle) if times else max(cycle, int(room - left * dense))
+        if times and size > room - dense:
+            return {}
+    with TemporaryDirectory(dir=models_folder()) as folder, Group(Path(folder), 0) as group:
+        how = {"run": lambda *a, **k: group.run(*a, limit=limit, **k), "timeout": within + START}
+        began = time.time()
+        try:
+            arguments = str(path), case.way, limit, size, PROMPT, TOKENS, began + within
+            taken = child.call(_taken, *arguments, **how, env=_environment(case.way))
+        except ReportError as error:
+            told = f"not within {within:.0f} s" if time.time() > began + within else str(error)
+            return {"limit, GiB": limit / 2**30, "told": told}
+    seconds, half = taken["seconds"], len(taken["seconds"]) // 2
+    missed = np.mean(taken["missed"][half:]) if case.way.startswith(SLOTS) else np.nan
+    token = float(np.median(seconds[half:]))
+    floor = max(missed / (taken["disk"] * 1e9), (dense + cycle) / (state.probe_state().read_gbps * 1e9))
+    return {
+        "limit, GiB": limit / 2**30, "slots, GiB": size and size / 2**30,
+        "a token, s": token, "least, s": floor, "of the least": token / floor,
+        "prompt, s": taken["prompt"], "MB read a token": np.mean(taken["read"][half:]) / 1e6, "hits": taken["hits"],
+        "peak, GiB": taken["peak"] / 2**30, "disk, GB/s": taken["disk"], "tokens": len(seconds), "told": taken["told"],
+    }  # fmt: skip
 
 
 def _environment(way):
@@ -113,7 +137,7 @@ def _own() -> int:
     return max(budget.PROCESS, own_memory())
 
 
-def _taken(path, way, limit, size, prompt, tokens, patience) -> dict:
+def _taken(path, way, limit, size, prompt, tokens, ends) -> dict:
     pagecache.drop(Path(path))
     random = np.random.default_rng(0)
     batch, later = (random.integers(3, 500, count).tolist() for count in (prompt, tokens))
@@ -129,7 +153,7 @@ def _taken(path, way, limit, size, prompt, tokens, patience) -> dict:
         found["seconds"].append(time.perf_counter() - start)
         found["read"].append(counters()[1] - read)
         found["missed"].append(missed()[0] - before)
-        if number + 1 >= min(8, tokens) and sum(found["seconds"]) > patience:
+        if time.time() + found["seconds"][-1] > ends:
             break
     told, last = end(), missed()[1]
     asked = last[1] - hits[1]

@@ -13,10 +13,12 @@ from types import SimpleNamespace
 import model_files
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 
-from benchmarks import _records, _reference, _speeds, decode, hf, quality, waits
+from benchmarks import _records, _reference, _speeds, decode, hf, quality, slots, waits
 from benchmarks.__main__ import NAMES
 from kit.cache import POLICIES
+from kit.errors import ReportError
 from kit.gguf.formats import FORMATS
 from kit.lab import llama_cpp
 from kit.model.attention import ATTENTION
@@ -91,8 +93,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
             "PROMPT": 8,
             "TOKENS": 4,
             "PEERS": {"llama.cpp, mmap": "mmap"},
-            "BUDGETS": (),
-            "LEFT": (0.0,),
+            "BUDGETS": {"all but 0 of the dense weights": (0.0, 0.0)},
             "missing_rights": lambda **_: [],
         },
         {},
@@ -100,7 +101,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
             "tiny, 0.25 of the file, kit, slots",
             "tiny, 0.25 of the file, kit, page cache",
             "tiny, 0.25 of the file, llama.cpp",
-            "tiny, 0.25 of the file, kit, slots of ",
+            "tiny, 0.25 of the file, kit, slots of all but 0 of the dense weights, drawn routes",
         ),
     ),
     "threads": (
@@ -178,6 +179,31 @@ def test_it_runs(name, tmp_path, monkeypatch):
     names = module.run(**arguments).index
     names = [" ".join(name) if isinstance(name, tuple) else name for name in names]
     assert all(any(name.startswith(row) for name in names) for row in rows), names
+
+
+def test_a_side_that_takes_too_long_has_a_row_and_each_row_is_kept_at_once(tmp_path, monkeypatch):
+    """Of 30 minutes of sides, none is lost with the last."""
+    path, main = model_files.write(tmp_path, "tiny-qwen3moe", "Q4_K_M"), importlib.import_module("benchmarks.__main__")
+
+    def late(function, *_, **__):
+        if function is not slots._own:
+            raise ReportError("killed")
+        return 0
+
+    monkeypatch.setattr(slots.child, "call", late)
+    monkeypatch.setattr(slots, "Group", lambda *_: nullcontext(SimpleNamespace(run=None)))
+    told = [slots._measured(path, slots.Case("tiny", 0.25, "kit, slots"), within)["told"] for within in (-1.0, 9.0)]
+    assert told == ["not within -1 s", "killed"]
+
+    def parts(within):
+        yield pd.DataFrame([{"what": "first", "within": within}]).set_index("what")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slots, "parts", parts)
+    monkeypatch.setattr(main, "ROOT", tmp_path)
+    assert CliRunner().invoke(main.main, ["slots", "--save", "--within", "7"]).exit_code == 1
+    (kept,) = [json.loads(line) for file in tmp_path.rglob("slots.jsonl") for line in file.open()]
+    assert kept["rows"] == [{"what": "first", "within": 7.0}]
 
 
 def test_all_engines_are_held_to_avx2_and_the_table_says_so(tmp_path, monkeypatch):
