@@ -36,7 +36,8 @@ def read(file):
     return int(np.bitwise_xor.reduce(file.data.view(np.uint64)))
 
 
-def test_small_pages_are_read_again(path):
+def test_small_pages_are_read_again(path, monkeypatch):
+    monkeypatch.setattr(large_pages, "SLOWEST", 0)  # a disk that others use may be slow
     file, trace = MappedFile(path), kit.Trace()
     before, address = read(file), file.data.ctypes.data
     held, large = page_sizes(file.data)
@@ -59,6 +60,7 @@ def test_a_folder_says_what_it_gives(path, monkeypatch, tmp_path):
     """As the file of the test above says, through a folder that does not exist yet."""
     file = MappedFile(path)
     read(file)
+    monkeypatch.setattr(large_pages, "SLOWEST", 0)
     with open(path, "rb", buffering=0) as handle:
         outcome = large_pages.read_again(file.data, handle)[1]
     known = page_sizes(file.data)[0] > 0

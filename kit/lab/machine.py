@@ -117,6 +117,7 @@ def _measured_limits(leave_out) -> tuple[dict[str, list[float]], dict[str, str]]
     nbytes = 4 * count
     buffers = [torch.empty(count) for _ in range(1 if "copy_gbps" in leave_out else 2)]
     fresh = [nbytes / measure.time(new.zero_, samples=0).first / 1e9 for new in buffers]
+    buffers = [state.numbers(count).zero_() for _ in buffers]
     source, target = buffers[0], buffers[-1]
     matrix, vector = source[: count // 4096 * 4096].view(-1, 4096), torch.ones(4096)
     a, b = torch.rand(2, side, side)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from kit.gguf.large_pages import LEAST
+from kit.lab import state
 from kit.lab.kept import once_a_run
 from kit.lab.machine import Machine
 from kit.lab.prompts import PROMPT
@@ -68,7 +69,8 @@ def speed(file) -> MapSpeed | None:
 
 def passes(views: list[torch.Tensor], count: int = _PASSES) -> list[tuple[float, float]]:
     """GB/s of ``count`` passes over tensors and over a copy of them, in turn; a pass before them maps the pages."""
-    nbytes, sides, rates = sum(view.nbytes for view in views), (views, [view.clone() for view in views]), []
+    copies = [state.numbers(view.numel()).view(view.shape).copy_(view) for view in views]
+    nbytes, sides, rates = sum(view.nbytes for view in views), (views, copies), []
     for _ in range(count + 1):
         taken = (timeit.timeit(lambda side=side: [part.sum() for part in side], number=1) for side in sides)
         rates.append(tuple(nbytes / seconds / 1e9 for seconds in taken))

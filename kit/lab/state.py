@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 
+import numpy as np
 import psutil
+
+from kit import system
 
 NEAR = 1.25  # states whose bandwidths differ by less than this factor count as the same
 _PROBE_BYTES = 96 << 20
@@ -59,9 +62,17 @@ def probe_state() -> State:
 
 @cache
 def _buffers():
+    return numbers(_PROBE_BYTES // 4).fill_(1), numbers(_PROBE_BYTES // 4).zero_()
+
+
+def numbers(count: int):
+    """So many float32 zeros, which a first write allocates by pages of 2 MiB: memory reads faster than by small ones, and a
+    limit is what it can give."""
     import torch
 
-    return torch.ones(_PROBE_BYTES // 4), torch.zeros(_PROBE_BYTES // 4)
+    room = np.frombuffer(system.reserve(4 * count), np.float32)
+    system.advise(room, "large")
+    return torch.from_numpy(room)
 
 
 def watched(work: Callable[[], object], with_: Iterable[psutil.Process] = ()) -> tuple[object, float, bool]:
