@@ -9,8 +9,12 @@ import pandas as pd
 import pytest
 from invented import ENGINES, MACHINE
 
+import kit
+from kit.lab import measurements
 from kit.lab.claims import records
+from kit.lab.costs import measuring, peers
 from kit.lab.costs.measured import DTYPES, FUSED, Cost, Kind
+from kit.lab.costs.study import Study
 from kit.lab.costs.ways import BLOCKS, LAZY, Way
 from kit.lab.disk import Disk
 from kit.lab.findings import pressed, reported
@@ -26,6 +30,17 @@ COSTS = {Kind(s.qtype, s.shape): Cost(dict.fromkeys(DTYPES, 1.0), dict.fromkeys(
          for s in SPECS}  # fmt: skip
 
 
+SAMPLES = (0.5, 0.4, 0.6)  # seconds of a token by an engine of its own process
+
+
+def of_run(lab, path):
+    """kit.lab.costs.peers.of_run without its processes: what the exact way took is in the run's store."""
+    with kit.open(path) as file:
+        rows = {"kit": {"samples": [1 / seconds for seconds in SAMPLES], "others": 0.0}}
+        peers.note(rows, measurements.digest_of(file), lab.notebook, measurements.of_run(lab.out))
+    return ENGINES
+
+
 @pytest.fixture(scope="module")
 def patch(tmp_path_factory):
     """A model of its own (nothing else may have its pages mapped), on a machine that nobody has."""
@@ -34,6 +49,7 @@ def patch(tmp_path_factory):
         patch.setenv("KIT_PATIENCE", "0")
         patch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
         patch.setattr("kit.lab.pages.speed", lambda file: MapSpeed(30.0, 40.0, 0.05))
+        patch.setattr("kit.lab.costs.peers.of_run", of_run)
         yield patch
 
 
@@ -101,6 +117,20 @@ def test_live_hit_rates_are_the_predicted_ones_and_all_ways_agree(ran):
     assert int8 > 1e-3  # it is not exact: the comparison can tell
 
 
+def test_a_way_has_one_value_on_every_page_of_a_run(ran):
+    """43.9 ms in the table of page 07 and on 09, 46.0 ms in its last sentence and on the index: two processes."""
+    store, by_engines = measurements.of_run(ran["lab"].out), {BLOCKS.label: pytest.approx(SAMPLES)}
+    study = Study(ran["file"], lambda: MACHINE, 2 << 20, 2, store=store, by="09_your_model")
+    study.__dict__["_predicted"] = [*ran["asked"].values()]
+    taken = measuring.earlier(study)
+    assert {*taken} == {*ran["own"]} and taken[BLOCKS].samples == pytest.approx(SAMPLES)
+    for way, real in taken.items():
+        assert ran["measured"][way].samples == real.samples == by_engines.get(way.label, ran["own"][way].samples)
+        assert way == BLOCKS or ran["own"][way].samples == real.samples
+    study.by = ran["lab"].notebook
+    assert measuring.earlier(study) == {}, "what this page measured is no other page's"
+
+
 def test_the_error_is_that_of_the_medians(ran):
     pairs = [ran["asked"][way].seconds / real.seconds for way, real in ran["measured"].items()]
     factors = [max(ratio, 1 / ratio) for ratio in pairs]
@@ -143,7 +173,6 @@ def test_a_system_that_keeps_all_pages_is_a_fact_and_no_warning(patch, tmp_path)
     with patch.context() as there:
         ways = [pinned_blocks(1 << 19), PRESSED]
         there.setattr(pressed, "measure", lambda *how: {way: pressed.Pressed(None, kept) for way in ways})
-        there.setattr("kit.lab.costs.peers.of_run", lambda lab, path: ENGINES)
         ran = cells.run(NAME, "answer", out=tmp_path)
     assert f"Not measured here: blocks, 512.0 KiB pinned: {kept}" in ran.words["answer"]
     assert ran["plain"].total > ran["room"]

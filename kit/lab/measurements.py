@@ -91,6 +91,11 @@ class Reading:
         (low, high), (other_low, other_high) = interval_of(self.samples), interval_of(other.samples)
         return (low > other_high or other_low > high) and not 1 / NEAR < self.median / other.median < NEAR
 
+    def apart(self, other: "Reading") -> bool:
+        """Whether no value is within the spreads of both, by rounding: what one run shows of a key is one measurement."""
+        (low, high), (other_low, other_high) = self.spread, other.spread
+        return low > other_high * (1 + 1e-9) or other_low > high * (1 + 1e-9)
+
 
 class Readings:
     """Measurements in the file ``path``; a store that is missing is empty, and one that cannot be written forgets."""

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from kit.lab import measurements
 from kit.lab.claims import records
 from kit.lab.claims.records import Record
 from kit.lab.commands.cli import main
-from kit.lab.report import html, index, lead
+from kit.lab.costs.ways import BLOCKS
+from kit.lab.report import html, index, lead, published
 from kit.lab.report import run as runs
 from kit.lab.report.checklist import command_line
 from kit.lab.synthetic.write import cached_model
@@ -113,6 +115,29 @@ def test_two_values_of_one_measurement_that_disagree_are_a_warning(tmp_path):
         store.add(measurements.Reading("blocks", "file", (seconds, 1.01 * seconds, 0.99 * seconds), by=by))
     text = index.write(runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now")).read_text()
     assert "two measurements of blocks disagree: 40.0 ms" in text
+
+
+def test_pages_that_publish_two_values_of_one_way_are_a_warning(tmp_path):
+    """In records, in the table of engines and in the store: of whatever size, where their spreads are apart."""
+    seconds = [0.09, 0.1, 0.12]  # the exact way of ENGINES
+    run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now")
+    (tmp_path / "peers.json").write_text(json.dumps({"digest": "f", "engines": ENGINES}))
+
+    def told(samples=seconds, stored=seconds, **more):
+        row = replace(row_of("a token, blocks as they lie", 0.1, **more), samples=samples)
+        (tmp_path / measurements.NAME).unlink(missing_ok=True)
+        measurements.of_run(tmp_path).add(measurements.Reading(BLOCKS.label, "f", tuple(stored), by="07", machine="m"))
+        return published.disagreements(run, [row])
+
+    assert told() == told([0.085, 0.089, 0.091]) == []
+    [said] = told([0.087, 0.088, 0.0885])
+    ours, theirs = "88.0 ms (87.0 ms to 88.5 ms) in 07_memory_frontier", "100 ms (90.9 ms to 111 ms) in peers.json"
+    assert said == f"a token, blocks as they lie: {ours}, {theirs}: two values of one measurement"
+    assert len(told(stored=[0.2, 0.21])) == 1 and told([0.5], state={"busy": "others"}) == []
+    assert told([0.5], parameters={"model": "another"}) == [], "of another file"
+    records.append(tmp_path / "07_memory_frontier.jsonl", row_of("a token, blocks as they lie", 0.05))
+    run.planned = ["07_memory_frontier"]
+    assert "two values of one measurement" in index.write(run).read_text()
 
 
 def test_every_command_of_the_front_page_runs_as_printed(tmp_path):

@@ -48,7 +48,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     Exit code: 0 success, 1 a notebook failed, 2 error before the start, 130 interrupted.
     """  # fmt: skip
     from kit.gguf.sources import absolute
-    from kit.lab.claims import gates, records
+    from kit.lab.claims import records
     from kit.lab.doctor import check_device
     from kit.lab.report import index, parameters, planning, runner
     from kit.lab.report import run as runs
@@ -105,10 +105,9 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             f"\ninterrupted; finished notebooks are kept. To continue:\n  kit reproduce --resume --out {folder}", err=True
         )
         sys.exit(EXIT_INTERRUPTED)
-    found = [(name, text) for name in run.notebooks for _, text in run.warnings_of(name)]
+    found = [(name or "all pages", text) for name, _, text in index.wrong(run, records.of_run(run.folder))]
     older = "its bounds are out of date, because memory was measured to be faster later (--resume runs it again)"
     found += [(name, older) for name in sorted(run.outdated)]
-    found += [("all pages", text) for text in gates.across(records.of_run(run.folder))]
     click.echo("\n".join(f"warning: {name}: {text}" for name, text in found) + "\n" * bool(found), nl=False, err=True)
     click.echo(folder / "index.html")
     sys.exit(EXIT_FAILED if run.failed else 0)

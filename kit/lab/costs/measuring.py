@@ -1,13 +1,13 @@
 """Measuring the ways of a study: which of them, how often, in which process, unless it was measured before."""
 
 import time
-from collections.abc import Callable
+from dataclasses import replace
 
 from kit.lab import state
 from kit.lab.costs.measured_ways import Measured, measure, measure_apart
 from kit.lab.costs.room import SCRATCH
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, SLOTS, Prediction, Way
-from kit.lab.measurements import Reading, digest_of, note, settings
+from kit.lab.measurements import Reading, Readings, digest_of, note, settings
 from kit.system import memory_available, memory_limit
 from kit.units import format_bytes, format_seconds
 
@@ -47,10 +47,29 @@ def measure_best(study, best: int) -> None:
             _store(study, result)
 
 
-def earlier(study, find: Callable) -> dict[Way, Measured]:
-    """The ways that another page of a run measured; ``find``: kit.Session.earlier."""
-    rows = {each.way: find(each.way.quantity, "s") for each in study.predictions}
-    return {way: Measured(way, tuple(row.samples), None, 0, None) for way, row in rows.items() if row}
+def in_store(found: dict[Way, Measured], file, store: Readings, by: str) -> dict[Way, Measured]:
+    """The ways that a page of a run measured on an open file, each with the one value that the run shows: the engines' reading
+    of a way that they ran, each in a process of its own and in turn; else what was measured, which the run's ``store`` keeps
+    for the other pages."""
+    digest, told = digest_of(file), {}
+    for way, one in found.items():
+        reading = store.known(way.label, digest, settings(), busy=True) if way in _ENGINE_WAYS.values() else None
+        if reading is None:
+            note(store, Reading(way.label, digest, one.samples, "s", settings(), _others(one), by))
+            told[way] = one
+        else:
+            told[way] = replace(one, samples=reading.samples, disturbed=reading.busy)
+    return told
+
+
+def earlier(study) -> dict[Way, Measured]:
+    """The ways of a study's file that another page of its run measured, from the run's store."""
+    digest, found = digest_of(study.file), {}
+    for way in (each.way for each in study.predictions):
+        reading = study.store.known(_label(study, way), digest, settings(), busy=True)
+        if reading and reading.by != study.by:
+            found[way] = Measured(way, reading.samples, None, 0, None, reading.busy)
+    return found
 
 
 def left(study) -> float:
@@ -96,6 +115,10 @@ def _stored(study, way: Way) -> Measured | None:
 
 def _store(study, measured: Measured) -> None:
     """Add what was measured to the store and the shared one."""
-    others = state.BUSY * 2 * measured.disturbed
     label, samples = _label(study, measured.way), tuple(measured.samples)
-    note(study.store, Reading(label, digest_of(study.file), samples, "s", settings(), others, study.by))
+    note(study.store, Reading(label, digest_of(study.file), samples, "s", settings(), _others(measured), study.by))
+
+
+def _others(measured: Measured) -> float:
+    """Cores that other processes used: more than BUSY where they disturbed the measurement."""
+    return state.BUSY * 2 * measured.disturbed

@@ -7,7 +7,7 @@ from kit.lab import measurements
 from kit.lab.claims import book, evidence, gates
 from kit.lab.claims.book import Entry
 from kit.lab.claims.records import WARNED, Record
-from kit.lab.report import content, html, lead, planning, theme
+from kit.lab.report import content, html, lead, planning, published, theme
 from kit.lab.report import run as runs
 from kit.lab.report.checklist import checklist
 from kit.lab.report.run import Run
@@ -31,10 +31,6 @@ def write(run: Run, running: bool = False) -> Path:
     rows = [row for name in run.planned for row, _ in run.records_of(name)]
     cells = {name: html.cells_of(run.folder / f"{name}.ipynb") for name in run.planned}
     entries, first = book.read(run.folder), lead.leads(run, rows)
-    wrong = [(name, anchor, text) for name in run.planned for anchor, text in run.warnings_of(name)]
-    wrong += [(one.notebook, "", one.beaten) for one in first if one.beaten]
-    wrong += [("", "", text) for text in gates.across(rows)]
-    wrong += [("", "", measurements.said(*pair)) for pair in measurements.disagreements(measurements.of_run(run.folder))]
     return theme.write(
         run.folder / "index.html",
         "index.html.j2",
@@ -54,11 +50,20 @@ def write(run: Run, running: bool = False) -> Path:
         report_of=evidence.report_of,
         to_do=(TO_DO, html.answer(cells.get(TO_DO, []))),
         tally=[(word, count) for word, count in book.tally(entries).items() if count],
-        warnings=wrong,
+        warnings=wrong(run, rows),
         measurements=[row for row in rows if not row.verdict and row.status != WARNED],
         records_uri=html.records_uri(run, run.planned),
         checklist=checklist(run, rows, run.planned),
     )
+
+
+def wrong(run: Run, rows: list[Record]) -> list[tuple[str, str, str]]:
+    """What the pages of a run say and cannot be: (the notebook, "" of them all; the anchor on its page; what)."""
+    found = [(name, anchor, text) for name in run.planned for anchor, text in run.warnings_of(name)]
+    found += [(one.notebook, "", one.beaten) for one in lead.leads(run, rows) if one.beaten]
+    across = [*gates.across(rows), *published.disagreements(run, rows)]
+    across += [measurements.said(*pair) for pair in measurements.disagreements(measurements.of_run(run.folder))]
+    return found + [("", "", text) for text in across]
 
 
 def busy(rows: list[Record]) -> list[str]:

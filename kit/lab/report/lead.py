@@ -110,7 +110,7 @@ def _of_file(run: Run, rows: list[Record]) -> Lead | None:
     ran = {name: row for name, row in peers["engines"].items() if row.get("speed", math.nan) > 0}  # nan: it could not run
     notebook = peers.get("by") or next((name for name in MEASURED_IN if any(row.notebook == name for row in rows)), "")
     own = [row for row in rows if row.notebook in MEASURED_IN and row.status == "ok" and row.median]
-    measured = {name: _samples(row) for name, row in ran.items()}
+    measured = {name: samples_of(row) for name, row in ran.items()}
     if not OURS.keys() & measured.keys():  # llama.cpp is not installed: the notebook's own
         found = {name: next((row for row in own if row.quantity == quantity), None) for name, quantity in WAYS.items()}
         measured |= {name: tuple(row.samples) for name, row in found.items() if row}
@@ -163,7 +163,7 @@ def _measuring(run: Run, notebook: str) -> str:
     return command_line(replace(run, request=replace(run.request, only=(notebook[:2],))))
 
 
-def _samples(row: dict) -> tuple[float, ...]:
+def samples_of(row: dict) -> tuple[float, ...]:
     """Seconds of a token from an engine's tokens a second."""
     samples = row.get("samples")
     return tuple(1 / speed for speed in (samples if isinstance(samples, list) and samples else [row["speed"]]))

@@ -1,0 +1,54 @@
+"""One value a quantity: what the pages of a run publish of each, from records, the engines' table and the store of the run."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+from kit.lab import measurements
+from kit.lab.claims.records import Record
+from kit.lab.costs.ways import BLOCKS
+from kit.lab.measurements import Reading
+from kit.lab.report.lead import WAYS, samples_of
+from kit.lab.report.run import Run
+from kit.lab.state import BUSY
+
+_OF_WAYS = "a token, "  # the quantity of a way in records
+PEERS = "peers.json"
+HERE = {"device": "cpu", "model": "", "mixture": "", "limit": ""}  # parameters of a record that tell what it is of
+
+
+def values(run: Run, rows: Iterable[Record]) -> Iterator[Reading]:
+    """Everything measured that a page, the index or the table of engines shows, under the names that records have; ``by`` says
+    where."""
+    for row in rows:
+        if row.status == "ok" and row.how == "measured" and row.samples:
+            given, busy = HERE | row.parameters, 2 * BUSY * bool(row.state.get("busy"))
+            model, of = str(given["model"]), json.dumps([given[name] for name in HERE if name != "model"])
+            yield Reading(row.quantity, model, tuple(row.samples), row.unit, of, busy, row.notebook, run.machine_id)
+    kept = run.folder / PEERS
+    if not kept.exists():
+        return
+    told = json.loads(kept.read_text(encoding="utf-8"))
+    model, of = str(run.request.model), json.dumps([given for name, given in HERE.items() if name != "model"])
+    for name, row in told["engines"].items():
+        if row.get("speed", 0) > 0:
+            way = WAYS.get(name, _OF_WAYS + name)
+            yield Reading(way, model, samples_of(row), "s", of, row.get("others") or 0.0, PEERS, run.machine_id)
+    latest = {row.way: row for row in measurements.of_run(run.folder) if row.file == told.get("digest") and row.unit == "s"}
+    for way, row in latest.items():
+        name = WAYS["kit"] if way == BLOCKS.label else _OF_WAYS + way
+        yield Reading(name, model, row.samples, "s", of, row.others, f"{measurements.NAME}, {row.by}", row.machine)
+
+
+def disagreements(run: Run, rows: Iterable[Record]) -> list[str]:
+    """Two values of one quantity that differ beyond their spreads, of whatever size: a run shows one value of each. What other
+    processes disturbed is stamped as that, and is not compared."""
+    by_key, said = defaultdict(dict), []
+    for one in values(run, rows):
+        if not one.busy:
+            by_key[one.key].setdefault(one.by, one)
+    for (quantity, *_), found in by_key.items():
+        apart = [pair for pair in combinations(found.values(), 2) if pair[0].apart(pair[1])]
+        said += [f"{quantity}: {a.told} in {a.by}, {b.told} in {b.by}: two values of one measurement" for a, b in apart[:1]]
+    return said
