@@ -183,6 +183,15 @@ def test_a_system_that_keeps_all_pages_is_a_fact_and_no_warning(patch, tmp_path)
     assert [row.quantity for row in rows if row.reason == kept] == [f"a token, {way.label}" for way in ways]
 
 
+def test_pinned_blocks_are_the_answer_where_no_page_cache_can_be_made_too_small(patch, ran, tmp_path):
+    """They were measured and fit; the page said that nothing did, and named blocks that need more than was given."""
+    half, _ = ran["alone"].items()
+    with patch.context() as there:
+        there.setattr(pressed, "measure", lambda *how: dict([half]) | {PRESSED: pressed.Pressed(None, "no group")})
+        found = cells.run(NAME, "best", out=tmp_path)
+    assert found["plain"].way == pinned_blocks(found["room"]) and found["plain"].total <= found["room"]
+
+
 def test_what_a_group_may_keep_is_part_of_the_way_where_there_is_a_group(monkeypatch, tmp_path):
     """What stays there is in no least; where no group may be made, no page is used."""
     path = synthesize(tmp_path / "tiny.gguf", "tiny-granite")

@@ -18,7 +18,7 @@ from kit.errors import ReportError
 from kit.lab.claims import records
 from kit.lab.commands import reproduce as reproducing
 from kit.lab.commands.cli import main
-from kit.lab.report import planning, sources
+from kit.lab.report import planning, runner, sources
 from kit.lab.report import run as runs
 
 from conftest import known_machine, reproduce, wait_until_gone  # isort: skip
@@ -189,6 +189,20 @@ def test_what_nothing_changed_for_is_kept_by_the_next_run(notebooks, ran, tmp_pa
     read = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == module))
     assert of_run(7) == "02_uses 08_all", "a module that it uses changed"
+
+
+def test_a_resume_asks_for_the_memory_of_what_it_runs(notebooks, ran, tmp_path, monkeypatch):
+    """The first page, which takes most, is finished: the run goes on with less."""
+    for name in ("00_start_here", "01_small"):
+        notebooks.add(name, "1")
+    out = known_machine(tmp_path / "out")
+    assert reproduce(notebooks.path, out, "--profile", "smoke").exit_code == 0
+    notebooks.add("01_small", "2")
+    monkeypatch.setattr("kit.lab.report.runner.memory_available", lambda: runner.LEAST["00_start_here"] - 1)
+    ran.clear()
+    again = reproduce(notebooks.path, out, "--resume", "--again")
+    assert again.exit_code == 2 and "00_start_here takes 1.56 GiB at least" in again.output and not ran
+    assert reproduce(notebooks.path, out, "--resume").exit_code == 0 and ran == ["01_small"]
 
 
 def test_what_a_busy_machine_measured_is_not_kept(notebooks, ran, tmp_path):

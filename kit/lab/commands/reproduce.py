@@ -71,7 +71,8 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
         folder = out or paths.results_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}"
     check_device(request.device)
     jobs = planning.plan(request, notebooks)
-    runner.check_memory(job.name for job in jobs)
+    to_run = planning.pending(run, jobs) if resume and not again else jobs
+    runner.check_memory(job.name for job in to_run)
     planning.check_model(request.model, jobs)
     if not resume:
         run = runs.start(folder, request)
