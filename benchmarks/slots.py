@@ -166,7 +166,7 @@ def _by_the_kit(path, way, limit, size, context):
     """(a pass over tokens, the bytes missed and (hits, uses) so far, the way in words at the end)."""
     file = kit.open(path, pages="small")
     held = way.removesuffix(DRAWN)
-    if held == SLOTS:
+    if held == SLOTS and not size:
         weights, found = budget.weights_within(file, limit, context=context)
         told = str(found)
     else:

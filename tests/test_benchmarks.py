@@ -194,6 +194,7 @@ def test_a_side_that_takes_too_long_has_a_row_and_each_row_is_kept_at_once(tmp_p
     monkeypatch.setattr(slots, "Group", lambda *_: nullcontext(SimpleNamespace(run=None)))
     told = [slots._measured(path, slots.Case("tiny", 0.25, "kit, slots"), within)["told"] for within in (-1.0, 9.0)]
     assert told == ["not within -1 s", "killed"]
+    assert slots._by_the_kit(str(path), slots.SLOTS + slots.DRAWN, 1 << 34, 1 << 20, 8)[2]().startswith("7 slots of 140.0 KiB")
 
     def parts(within):
         yield pd.DataFrame([{"what": "first", "within": within}]).set_index("what")

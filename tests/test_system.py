@@ -3,10 +3,13 @@
 import ast
 import ctypes
 import os
+import platform
 import re
+import struct
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,6 +92,7 @@ ON_MACOS = {  # every call in kit/system -> what asks macOS in its place; "same"
     "/sys": "libc().sysctlbyname", "os.sched_getaffinity": "libc().sysctlbyname", "os.O_DIRECT": "fcntl",
     "os.posix_fadvise": "libc().msync", "psutil.Process().io_counters": "libc().proc_pid_rusage",
     "psutil.Process().memory_info": "same", "os.sched_setaffinity": "", "cgroup": "", "libc().syscall": "", "libc().prctl": "",
+    "os.sched_getscheduler": "",
 }  # fmt: skip
 
 
@@ -269,6 +273,24 @@ def test_linux_tells_its_cpu_and_its_cores(there, told, monkeypatch):
     files["/proc/cpuinfo"] = "processor : 0\nCPU implementer : 0x61\nCPU part : 0x022\n"
     there("linux", calls)
     assert system.cpu_name() == system.platform.machine() and system.cpu_facts()["CPU part"] == "0x022"
+
+
+def test_a_thread_that_wakes_at_once_keeps_its_priority(there):
+    """Asked of Linux as it is, which tells a thread's turns from 6.12 on, and of others, which are asked nothing."""
+    if sys.platform == "linux" and tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (6, 12):
+
+        def turns():
+            attributes = ctypes.create_string_buffer(48)
+            number = {"x86_64": 315, "aarch64": 275}[platform.machine()]
+            assert rows.libc().syscall(number, 0, attributes, 48, 0) == 0
+            return struct.unpack("IIQiIQQQ", attributes.raw)[3:6:2]
+
+        with ThreadPoolExecutor(1) as pool:
+            before, _, after = (pool.submit(call).result() for call in (turns, system.wake_at_once, turns))
+        assert after == (before[0], 100_000) != before
+    for other in ("darwin", "other"):
+        there(other)
+        system.wake_at_once()
 
 
 @pytest.mark.parametrize("quota, cores", [("50000 100000", 1), ("150000 100000", 2), ("900000 100000", 3), ("max 100000", 3)])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kit.errors import GGUFError
-from kit.system import counters, open_past, reserve
+from kit.system import counters, open_past, reserve, wake_at_once
 from kit.system.rows import PAGE
 
 DEPTHS = (1, 2, 4, 8, 16)  # reads in flight that the probe tries
@@ -97,6 +97,7 @@ class Readers:
         return load
 
     def _work(self):
+        wake_at_once()
         while (task := self._queue.get()) is not None:
             load, read, done = task
             load.start = load.start or time.perf_counter_ns()
@@ -161,13 +162,11 @@ def probed(path, matrix: int) -> Depth:
     speed: by short tries. The default for a small file and where nothing goes past the page cache."""
     if os.path.getsize(path) < max(_LEAST, 4 * matrix):
         return Depth()
-    tried = []
-    try:
+    tried = [Depth()]
+    with suppress(OSError):
         for piece in (size for size in PIECES if size < matrix):
             each = piece or matrix
             tried += [Depth(count, piece, random_gbps(path, count, each, _PROBE, seed=count)) for count in DEPTHS]
-    except OSError:
-        return Depth()
     best = max(depth.gbps for depth in tried)
     return min((depth for depth in tried if depth.gbps >= _NEAR * best), key=lambda depth: (depth.readers, -depth.gbps))
 

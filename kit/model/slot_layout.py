@@ -38,7 +38,6 @@ class SlotLayout:
         self.size, self.layers = max(ends.values()), len(ends)
         self.used = int(file.metadata.get(f"{file.architecture}.expert_used_count", 1))
         self.least = (self.used + 1) * self.size  # a layer's experts in use, and one that is kept
-        self.all = self.layers * self.experts * self.size
         self.matrix = max(stack.each for stack in self.stacks.values())
         self._by_layer: dict[int, list[Stack]] = {}
         for stack in self.stacks.values():

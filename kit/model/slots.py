@@ -145,7 +145,7 @@ class ExpertSlots(Experts):
             self._choose(keys)
         self._queue += keys
         self._decide()
-        coming = {key for key in keys if self._coming(key)}
+        coming = {key for key in keys if key not in self._now or ((load := self._loads.get(self._now[key])) and load.coming)}
         return {name for name, key in zip(names, of, strict=True) if key in coming} if coming else set()
 
     def blocks(self, name: str) -> np.ndarray:
@@ -179,10 +179,6 @@ class ExpertSlots(Experts):
     def _check(self):
         if self._broken:
             raise self._broken
-
-    def _coming(self, key) -> bool:
-        slot = self._now.get(key)
-        return slot is None or (slot in self._loads and self._loads[slot].coming)
 
     def _move_to(self, key):
         """The experts before ``key`` have been used: their slots may take what comes after it."""
@@ -266,22 +262,18 @@ class ExpertSlots(Experts):
             held, self._history = list(self.policy), None
             if self.policy_name != "LRU":
                 self.policy = self._named(self.policy_name)
-                self._adopt(held)
+                adopt(self.policy, held)
+                for key in [key for key in self._held if key not in self.policy]:
+                    self._free.append(self._held.pop(key))
             return
         self._history += [(token, key) for key in keys]
 
     def _named(self, name) -> Policy:
         return policy_named(name, self.capacity, self.layout.layers)
 
-    def _adopt(self, held):
-        """Offer the new policy what the slots hold, from the least recently used on; what it does not take is let go."""
-        adopt(self.policy, held)
-        for key in [key for key in self._held if key not in self.policy]:
-            self._free.append(self._held.pop(key))
-
 
 def adopt(policy: Policy, held: list[str]) -> None:
-    """Each of ``held`` is asked for and offered once."""
+    """Each of ``held``, from the least recently used on, is asked for and offered once."""
     for key in held:
         if not policy.request(key, 1):
             policy.insert(key, 1)

@@ -10,6 +10,7 @@ import mmap
 import os
 import platform
 import signal
+import struct
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,6 +71,15 @@ def yields() -> int:
     """The address of the system's function that lets another thread have the core of the one that calls it."""
     function = ctypes.CDLL("kernel32").SwitchToThread if sys.platform == "win32" else rows.libc().sched_yield
     return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def wake_at_once() -> None:
+    """Let the calling thread begin as soon as it wakes, in short turns. Else Linux (6.12 and later) lets threads that compute
+    on all cores end their turns of a millisecond or more first. An older system and another one change nothing."""
+    number = {"x86_64": 314, "aarch64": 274}.get(platform.machine())  # sched_setattr
+    if number and rows.HERE is rows.SYSTEMS["linux"] and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        nice, turn = os.getpriority(os.PRIO_PROCESS, 0), 100_000  # nanoseconds, the least that Linux takes
+        rows.libc().syscall(number, 0, struct.pack("IIQiIQQQ", 48, os.SCHED_OTHER, 0, nice, 0, turn, 0, 0), 0)
 
 
 def end_with_parent() -> None:
