@@ -10,6 +10,7 @@ import click
 import pandas as pd
 
 import benchmarks
+from benchmarks import _files
 from kit import __version__, system
 from kit.errors import KitError
 from kit.lab import machine
@@ -23,11 +24,12 @@ NAMES = sorted({m.name for m in pkgutil.iter_modules(benchmarks.__path__) if not
 @click.argument("names", nargs=-1, type=click.Choice(NAMES), metavar="[NAME]...")
 @click.option("--save", is_flag=True, help="Also append each table to results/reference/<machine>/benchmarks/NAME.jsonl.")
 @click.option("--only", help="The cases whose name holds this (not of all benchmarks).")
+@click.option("--pages", type=click.Choice(_files.STATES), help="How the file lies in the page cache (of decode).")
 @click.option("--within", type=float, metavar="SECONDS", help="End each side then (not of all benchmarks).")
 @click.option("--run", "of", type=click.Path(path_type=Path), help="Copy this run to results/reference, then as --table.")
 @click.option("--explain", metavar="MODEL", help="Keep what kit explain MODEL prints for README, then as --table.")
 @click.option("--table", is_flag=True, help="Run nothing: write README and the pages of docs from the records.")
-def main(names, save, only, within, of, explain, table):
+def main(names, save, only, pages, within, of, explain, table):
     """Run the benchmarks called NAME, by default all, and print their tables.
 
     The machine should be idle: peers are measured in turn with the kit, so ratios suffer less than absolute numbers.
@@ -36,17 +38,28 @@ def main(names, save, only, within, of, explain, table):
         return _write(of, explain)
     click.echo(f"{machine.machine_id()}: {system.cpu_name()}, {system.usable_cores()} cores; kit {__version__}")
     records = ROOT / "results" / "reference"
-    how = {name: value for name, value in (("only", only), ("within", within)) if value}
+    how = {name: value for name, value in (("only", only), ("pages", pages), ("within", within)) if value}
     for name in names or NAMES:
         module, started = importlib.import_module(f"benchmarks.{name}"), time.time()
         title = module.__doc__.splitlines()[0]
         click.echo(f"\n{name}. {title}\n")
-        for table in module.parts(**how) if hasattr(module, "parts") else [module.run(**how)]:  # a part is kept at once
+        parts = getattr(module, "parts", None)  # in one it is a module of that name
+        for table in parts(**how) if callable(parts) else [module.run(**how)]:  # a part is kept at once
             with pd.option_context("display.width", 250, "display.max_columns", None, "display.float_format", "{:.3g}".format):
                 click.echo(table.to_string())
+            for file, states in (files := _files.taken()).items():
+                click.echo(f"{file}: {_told(states)}")
             if save:
                 folder = records / getattr(module, "PLACE", machine.machine_id()) / "benchmarks"
-                _append(folder / f"{name}.jsonl", {"benchmark": name, "title": title, "started": started}, table)
+                _append(
+                    folder / f"{name}.jsonl", {"benchmark": name, "title": title, "started": started, "files": files}, table
+                )
+
+
+def _told(states) -> str:
+    """The state of a file before and after, in words."""
+    words = [", ".join(f"{what} {value:.3g}" for what, value in state.items() if value is not None) for state in states]
+    return f"{words[0] or 'small, or not known'}; at the end {words[1]}" if words[1] else "too small to tell"
 
 
 def _write(of, explain) -> None:

@@ -35,3 +35,12 @@ def row(notebook: str, quantity: str, run: Path | None = None) -> dict:
     exact = [row for row in found if row["quantity"] == quantity]
     (only,) = {row["quantity"]: row for row in exact or found if row["quantity"].startswith(quantity)}.values()
     return only
+
+
+def quality(key: str) -> dict | None:
+    """The row with most positions of the records of benchmarks whose "kl key" (benchmarks.quality.key_of) is this; None where
+    none has it."""
+    texts = (path.read_text(encoding="utf-8") for path in REFERENCE.glob("*/benchmarks/*.jsonl"))
+    lines = (line for text in texts for line in text.splitlines() if key in line)
+    found = [row for line in lines for row in json.loads(line)["rows"] if row.get("kl key") == key]
+    return max(found, key=lambda row: row["tokens"], default=None)

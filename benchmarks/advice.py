@@ -11,8 +11,8 @@ import sys
 
 import pandas as pd
 
+from benchmarks._files import fetch
 from kit.errors import ReportError
-from kit.gguf.trained import fetch
 from kit.model.budget import PROCESS
 
 MODELS, SHARES, TOKENS = ("qwen2.5-coder-1.5b", "smollm2-135m"), (0.6, 1.0, 2.0), 24

@@ -2,7 +2,8 @@
 
 llama.cpp is that of the wheel (AVX2). Beside it stand the build that LLAMA_CPP names, as llama.cpp's best for this CPU, and
 the ik_llama.cpp that IK_LLAMA_CPP names. The cases "on" one of TIERS mask features of the CPU from both sides; they need a
-build of llama.cpp. Of a trained model each row has its KL divergence from float32 beside its speed.
+build of llama.cpp. Of a trained model each row has its KL divergence from float32 beside its speed, from a record of the same
+file and arithmetic where there is one. All sides read the file in one state of the page cache, which each row has.
 """
 
 import importlib.util
@@ -10,33 +11,35 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 
 import kit
-from benchmarks import quality
+from benchmarks import _files, quality
 from benchmarks._engines import IK, IkLlama, no_ik
-from benchmarks._turns import Side, serve
+from benchmarks._files import cached_model, fetch
+from benchmarks._turns import LEAST, Side, serve
 from kit.errors import KitError, ModelError
-from kit.gguf.trained import TRAINED, fetch
+from kit.gguf.trained import TRAINED
 from kit.lab import measure
 from kit.lab.llama_cpp import ENVIRONMENT, Llama, available
-from kit.lab.synthetic.write import cached_model
 from kit.model.linear import LINEAR
 from kit.system.paths import models_folder
 
 REAL = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b")  # trained, of sizes that people run
-MODELS = ("tinyllama-1.1b", "granite-3.3-2b", "smollm2-135m", "gemma-3-270m", *REAL)
+FULL = ("smollm2-135m", "gemma-3-270m", *REAL)
+MODELS = ("tinyllama-1.1b", "granite-3.3-2b", *FULL)
 HYBRID = "qwen3.5-2b, 4 layers"  # three delta nets and one that attends, as in the whole model
 SHORT = "granite-3.3-2b, 4 layers"  # where a pass over the whole model takes seconds: the layers are all alike
 GOALS = {"fused": (0.85, 1.0), "fused-int8": (1.0, 1.25)}  # the exact way comes first
 FAR, PREFILL = {"fused": (0.9, 1.1), "fused-int8": (0.9, 1.1)}, {"fused": (0.9, 1.1), "fused-int8": (1.2, 1.6)}
 HYBRID_GOALS = {"fused": (1.0, 1.0), "fused-int8": (1.15, 1.25)}
 BOTH = {"fused": (1 / 1.5, 1.0), "fused-int8": (1 / 1.5, 1.0)}
+_READS, _MULTIPLIES, _STARTS = 2e10, 5e10, 5.0  # bytes per second of a token, of a prompt's weights by its tokens; seconds
 _ROUNDS = 4096  # passes of a model whose states cannot be cut, before it begins again
 OPENS = "open and first token"
 V3 = "+sse4.1,+ssse3,+avx,+avx2,+f16c,+fma,+bmi,+bmi2"
@@ -56,7 +59,9 @@ CASES = {  # what: (positions held, tokens of a pass, KV cache of both, goals a 
     "decode of a hybrid": (64, 1, "float16", HYBRID_GOALS, (HYBRID,)),
     "decode at 4096": (4095, 1, "float16", FAR, (SHORT, *REAL)),
     "decode at 4096, q8_0 cache": (4095, 1, "q8_0", FAR, (SHORT,)),
-    "prefill of 512": (0, 512, "float16", PREFILL, (SHORT, "smollm2-135m", "gemma-3-270m", *REAL)),
+    "decode at 8192": (8191, 1, "float16", FAR, FULL),
+    "prefill of 512": (0, 512, "float16", PREFILL, (SHORT, *FULL)),
+    "prefill of 4096": (0, 4096, "float16", PREFILL, FULL),
     "prefill of 512 of a hybrid": (0, 512, "float16", HYBRID_GOALS, (HYBRID,)),
     OPENS: (0, 1, "float16", BOTH, ("tinyllama-1.1b",)),
 }
@@ -69,16 +74,22 @@ PEER = "llama.cpp"  # the ratios are of its speed
 ENGINE_OF = {"fused": "kit", "fused-int8": "kit, int8 activations", IK: IK}  # of kit.lab.costs.peers; other sides are llama.cpp
 
 
-def run(only: str = "", samples: int = 6) -> pd.DataFrame:
-    """One row a case, way or peer, and model; ``only``: the cases whose name and model hold this, each takes up to 100 s.
+def run(only: str = "", samples: int = 6, pages: str = "large") -> pd.DataFrame:
+    """All tables of ``parts`` as one."""
+    return pd.concat(parts(only, samples, pages))
+
+
+def parts(only: str = "", samples: int = 6, pages: str = "large") -> Iterator[pd.DataFrame]:
+    """A table a case and model, a row a way or peer; ``only``: the cases whose name and model hold this; ``pages``: the state
+    of the file, of benchmarks._files.STATES.
 
     Columns: tokens a second; the median ratio to llama.cpp's of samples taken in turn (above 1: faster than it) with its
-    interval and goals; KL divergence from float32 in nats and the share of tokens with the same most probable one, of a trained
-    model with the case's KV cache (generated weights have no quality to lose); GB/s that memory gave to reads just before and
-    just after.
+    interval and goals, and to the fastest peer's; KL divergence from float32 in nats and the share of tokens with the same most
+    probable one, of a trained model with the case's KV cache (generated weights have no quality to lose); the state of the
+    file just before and just after.
     """
-    wanted = [(case, model) for case, row in CASES.items() for model in row[-1] if only in f"{case}, {model}"]
-    return pd.DataFrame([row for case, model in wanted for row in _case(model, case, samples)]).set_index("what")
+    for case, model in [(case, model) for case, row in CASES.items() for model in row[-1] if only in f"{case}, {model}"]:
+        yield pd.DataFrame(_case(model, case, samples, pages)).set_index("what")
 
 
 def path_of(model: str):
@@ -89,26 +100,29 @@ def path_of(model: str):
     return cached_model(name, layers=int(layers) if layers else None, folder=models_folder())
 
 
-def _case(model, case, samples):
+def _case(model, case, samples, pages):
     _, tokens, _, goals, _ = CASES[case]
     try:
-        path, sides = path_of(model), _sides(case)
+        whole, sides = path_of(model), _sides(case)
     except KitError as error:
         yield {"what": f"{case}, {model}", "missed": str(error)}
         return
+    print(f"{case}, {model}: about {_expected(whole, case, len(sides), samples):.0f} s on an idle machine", flush=True)
     with ExitStack() as stack:
+        path = stack.enter_context(_files.lying(whole, pages))
         processes = [
-            stack.enter_context(Side("-m", "benchmarks.decode", json.dumps([side, str(path), case]), **environment))
+            stack.enter_context(Side("-m", "benchmarks.decode", json.dumps([side, str(path), case, pages]), **environment))
             for side, environment in sides.items()
         ]
-        before = _read_gbps()
+        before = _files.state(path)
         rounds = []
         for number in range(samples):  # every other one backwards: who comes first after another engine is slower
             order = range(len(processes)) if number % 2 == 0 else reversed(range(len(processes)))
             taken = {place: processes[place].sample() for place in order}
             rounds.append([taken[place] for place in range(len(processes))])
         seconds = dict(zip(sides, np.array(rounds).T, strict=True))
-        after = _read_gbps()
+        after = _files.state(path)
+    best = min((name for name in sides if name not in goals), key=lambda name: np.median(seconds[name]), default=None)
     for side, environment in sides.items():
         ratios = seconds[PEER] / seconds[side] if PEER in sides else np.full(samples, np.nan)
         low, high = measure.bootstrap_median(ratios)
@@ -116,10 +130,19 @@ def _case(model, case, samples):
         yield {
             "what": f"{case}, {side}, {model}", "tok/s": tokens / np.median(seconds[side]),
             "ratio": np.median(ratios), "low": low, "high": high, "least": least, "hoped": hoped,
+            "of the fastest peer": np.median(seconds[best] / seconds[side]) if best else np.nan,
             "missed": "missed" if least and np.median(ratios) < least else "",
-            **(_quality(path, side, case, environment) if model in TRAINED and case != OPENS else {}),
-            "read GB/s before": before, "after": after,
+            **(_quality(whole, side, case, environment) if model in TRAINED and case != OPENS else {}),
+            "pages": pages, **before, **{f"{what}, after": value for what, value in after.items()},
         }  # fmt: skip
+
+
+def _expected(path, case, sides, samples) -> float:
+    """Seconds of a case without its quality, roughly: a token reads the file, a prompt is bound by arithmetic."""
+    held, tokens, *_ = CASES[case]
+    size = path.stat().st_size
+    one = tokens * size / (_READS if tokens == 1 else _MULTIPLIES)
+    return sides * (_STARTS + held * size / _MULTIPLIES + 2 * one + samples * max(LEAST + one, 2 * one))
 
 
 def _sides(case) -> dict[str, dict[str, str]]:
@@ -140,8 +163,7 @@ def _quality(path, side, case, environment) -> dict[str, float]:
     """KL divergence with its error and the share of equal tokens, in the pass and with the KV cache that are timed."""
     _, tokens, kv, *_ = CASES[case]
     engine, name = ENGINE_OF.get(side, "llama.cpp, mmap"), "prompt" if tokens > 1 else "token by token"
-    found = quality.of(path, engine, name, environment=tuple(environment.items()), kv=kv)
-    return {key: found[key] for key in ("kl", "kl_error", "same")}
+    return quality.told(path, engine, name, tuple(environment.items()), kv=kv)
 
 
 def _environment(case) -> dict[str, str]:
@@ -163,21 +185,16 @@ def masked(tier: str) -> dict[str, str]:
     return {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features} | products
 
 
-def _read_gbps() -> float:
-    numbers = torch.ones(2**27)
-    return numbers.nbytes / measure.time(numbers.sum, samples=3).median / 1e9
-
-
 def side(arguments):
     """What a process of this benchmark runs: a pass of a case, by the kit or by llama.cpp."""
     return _passes(*json.loads(arguments))
 
 
-def _passes(side, path, case):
+def _passes(side, path, case, pages="large"):
     held, tokens, kv, *_ = CASES[case]
     if case == OPENS:
         return (lambda: _ours(path, side)) if side in LINEAR else (lambda: _theirs(path, side))
-    model = kit.Transformer(kit.Weights(kit.open(path)), **({"linear": side, "kv_dtype": kv} if side in LINEAR else {}))
+    model = kit.Transformer(kit.Weights(kit.open(path, pages)), **({"linear": side, "kv_dtype": kv} if side in LINEAR else {}))
     held = min(held, model.max_context - tokens)
     cut = not held or model.new_cache(1).can_be_cut
     room = held + tokens * (1 if cut else _ROUNDS)

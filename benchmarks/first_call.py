@@ -8,7 +8,7 @@ import tempfile
 
 import pandas as pd
 
-from kit.lab.synthetic.write import cached_model
+from benchmarks._files import cached_model
 from kit.system.paths import models_folder
 
 GOAL = 0.6  # seconds from nothing to the first numbers of a file, compiled kernels present, at most

@@ -12,8 +12,9 @@ import pandas as pd
 
 import kit
 from benchmarks import parts, quality
+from benchmarks._files import fetch
 from benchmarks.decode import masked
-from kit.gguf.trained import TRAINED, fetch
+from kit.gguf.trained import TRAINED
 from kit.lab.costs import peers
 from kit.lab.costs.divergence import window_of
 from kit.lab.tables import number

@@ -9,9 +9,10 @@ import pandas as pd
 import torch
 
 import kit
+from benchmarks._files import cached_model
 from kit.lab import measure
 from kit.lab.synthetic.geometry import GEOMETRIES
-from kit.lab.synthetic.write import cached_model, synthesize
+from kit.lab.synthetic.write import synthesize
 from kit.model.attention import ATTENTION
 from kit.model.linear import LINEAR
 from kit.system.paths import models_folder

@@ -10,6 +10,7 @@ import pandas as pd
 from click.testing import CliRunner
 
 import kit
+from benchmarks._files import cached_model
 from kit.cache import POLICIES
 from kit.cache.traces import popular
 from kit.gguf import writer
@@ -17,7 +18,6 @@ from kit.gguf.reader import TensorInfo
 from kit.lab import measure
 from kit.lab.bounds import stack_distances
 from kit.lab.commands.cli import main as command
-from kit.lab.synthetic.write import cached_model
 from kit.system.paths import models_folder
 
 OBJECTS, TENSORS, PARTS = (10, 100, 1_000, 10_000, 100_000), (10, 100, 1_000, 10_000, 100_000), (10, 100, 1_000)

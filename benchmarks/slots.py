@@ -19,6 +19,7 @@ import pandas as pd
 
 import kit
 from benchmarks._engines import IK, IkLlama, no_ik
+from benchmarks._files import cached_model
 from kit.cache.stats import Stats
 from kit.errors import ReportError
 from kit.gguf import pagecache
@@ -29,7 +30,6 @@ from kit.lab.findings.offload import OFFLOADS, HeldBy
 from kit.lab.group import Group, missing_rights
 from kit.lab.llama_cpp import ENVIRONMENT, LOAD_MODES, Llama
 from kit.lab.routes import Routes, geometry_of
-from kit.lab.synthetic.write import cached_model
 from kit.model import budget, readers
 from kit.model.slot_layout import SlotLayout
 from kit.system import counters, own_memory, peak_memory

@@ -19,13 +19,13 @@ import torch
 from numba import njit, prange
 
 from benchmarks import decode
+from benchmarks._files import fetch
 from benchmarks._turns import Side, serve
 from kit import system
 from kit.cpu import threads
 from kit.cpu.linear import Activations
 from kit.cpu.simd.atomics import call_task
 from kit.cpu.threads import Program
-from kit.gguf.trained import fetch
 from kit.lab import llama_cpp, measure
 from kit.lab.exactness import random_blocks
 

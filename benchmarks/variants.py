@@ -20,10 +20,10 @@ def run(only: str = "", samples: int = 5):
     what it is to be at least where the other is older. ``only``: the rows whose name holds this."""
     import pandas as pd
 
+    from benchmarks._files import cached_model
     from benchmarks._turns import Side
     from kit.cpu.simd import available
     from kit.lab import measure
-    from kit.lab.synthetic.write import cached_model
     from kit.system.paths import ROOT, models_folder
 
     path, rows = str(cached_model(MODEL, layers=4, folder=models_folder())), []

@@ -1,5 +1,6 @@
 """Every benchmark runs, on small cases and in this process: its table has its rows. No speed is looked at."""
 
+import ast
 import importlib
 import json
 import os
@@ -15,8 +16,8 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import _records, _reference, _speeds, decode, hf, quality, slots, waits
-from benchmarks.__main__ import NAMES
+from benchmarks import _files, _records, _reference, _speeds, decode, hf, quality, slots, waits
+from benchmarks.__main__ import NAMES, main
 from kit.cache import POLICIES
 from kit.errors import ReportError
 from kit.gguf.formats import FORMATS
@@ -41,7 +42,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         ("apple-m4 Cy Q8_0",),
     ),
     "decode": (
-        {"_read_gbps": lambda: 1.0, "_quality": lambda *_: {"kl": 0.5}},
+        {"_quality": lambda *_: {"kl": 0.5}},
         {"only": "decode, gemma", "samples": 2},
         ("decode, fused-int8, gemma", "decode, fused, gemma", "decode, llama.cpp, gemma"),
     ),
@@ -205,6 +206,62 @@ def test_a_side_that_takes_too_long_has_a_row_and_each_row_is_kept_at_once(tmp_p
     assert CliRunner().invoke(main.main, ["slots", "--save", "--within", "7"]).exit_code == 1
     (kept,) = [json.loads(line) for file in tmp_path.rglob("slots.jsonl") for line in file.open()]
     assert kept["rows"] == [{"what": "first", "within": 7.0}]
+
+
+def test_a_benchmark_that_imports_another_is_run_itself(monkeypatch):
+    monkeypatch.setattr(hf, "run", lambda: pd.DataFrame([{"what": "all", "ratio": 1.5}]).set_index("what"))
+    done = CliRunner().invoke(main, ["hf"], catch_exceptions=False)
+    assert "all" in done.output and "1.5" in done.output
+
+
+def test_every_file_that_is_timed_comes_through_one_door():
+    """So that the record of any benchmark says how its files lay (benchmarks._files)."""
+    others = [path for path in (ROOT / "benchmarks").glob("*.py") if path.name != "_files.py"]
+    names = {
+        (node.module, name.name)
+        for path in others
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert ("benchmarks._files", "fetch") in names and ("benchmarks._files", "cached_model") in names
+    assert not names & {("kit.gguf.trained", "fetch"), ("kit.lab.synthetic.write", "cached_model")}
+
+
+def test_a_file_is_brought_to_a_state_and_the_record_says_which(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(_files.trained, "fetch", lambda name: made.append(name) or model_files.write(tmp_path, name, "F32"))
+    monkeypatch.setattr(_files.large_pages, "LEAST", 0)
+    monkeypatch.setattr(_files.pages, "LEAST", 0)
+    path = _files.fetch("tiny-llama")
+    ((before, now),) = _files.taken().values()
+    assert made == ["tiny-llama"] and now.keys() == before.keys() and min(now["map GB/s"], now["memory GB/s"]) > 0
+    assert _files.taken() == {}
+    with _files.lying(path, "large") as same:
+        assert same == path
+    with _files.lying(path, "small") as copy:
+        assert copy.name == path.name and copy.read_bytes() == path.read_bytes()
+        assert not _files.state(copy)["by 2 MiB"]
+    assert not copy.exists() and path.exists()
+
+
+def test_quality_comes_from_a_record_of_the_same_file_code_and_pass(tmp_path, monkeypatch):
+    path, pairs = model_files.write(tmp_path, "tiny-llama", "Q4_K_M"), (("A", "1"),)
+    key = quality.key_of(path, "kit", "prompt", kv="float16")
+    others = [quality.key_of(path, "kit, int8 activations", "prompt", kv="float16")]
+    others += [quality.key_of(path, "kit", "token by token", kv="float16"), quality.key_of(path, "kit", "prompt", kv="q8_0")]
+    others += [quality.key_of(path, "kit", "prompt", pairs, kv="float16")]
+    (changed := tmp_path / "changed.gguf").write_bytes(path.read_bytes() + b" ")
+    others.append(quality.key_of(changed, "kit", "prompt", kv="float16"))
+    assert len({key, *others}) == 6
+    folder = tmp_path / "reference" / "m" / "benchmarks"
+    folder.mkdir(parents=True)
+    rows = [{"kl key": key, "kl": kl, "kl_error": 0.1, "same": 1.0, "tokens": count} for kl, count in ((0.1, 128), (0.2, 600))]
+    (folder / "decode.jsonl").write_text(json.dumps({"rows": [*rows, {"kl key": others[0]}]}) + "\n")
+    monkeypatch.setattr(_records, "REFERENCE", tmp_path / "reference")
+    monkeypatch.setattr(quality, "of", lambda *given, **_: rows[0] | {"kl": given[3]})
+    assert quality.told(path, "kit", "prompt", kv="float16") == rows[1]
+    assert quality.told(changed, "kit", "prompt", kv="float16")["kl"] == quality.FEW
 
 
 def test_all_engines_are_held_to_avx2_and_the_table_says_so(tmp_path, monkeypatch):
