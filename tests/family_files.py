@@ -62,23 +62,31 @@ class File:
             self.layer(layer, attn_q_norm=q, attn_k_norm=k)
         self.layer(layer, attn_output=(H, 4 * dim), **more)
 
-    def network(self, layer, size=FFN, suffix=""):
-        names = {f"ffn_{part}{suffix}": (size, H) for part in ("gate", "up")}
+    def mamba2(self, layer, inner=256, state=16, groups=1, heads=4, norm=True):
+        channels = inner + 2 * groups * state
+        self.layer(layer, ssm_in=(inner + channels + heads, H), ssm_conv1d=(channels, 4), ssm_conv1d__bias=channels)
+        self.layer(layer, ssm_dt__bias=heads, ssm_out=(H, inner), **{"ssm_norm": (groups, inner // groups)} if norm else {})
+        self.tensors[f"blk.{layer}.ssm_a"] = -np.exp(self.random.normal(0, 0.5, (heads, 1))).astype(np.float32)
+        self.tensors[f"blk.{layer}.ssm_d"] = self.random.normal(0, 0.5, (heads, 1)).astype(np.float32)
+
+    def network(self, layer, size=FFN, suffix="", gated=True):
+        names = {f"ffn_{part}{suffix}": (size, H) for part in ("gate", "up")[not gated :]}
         self.layer(layer, **names, **{f"ffn_down{suffix}": (H, size)})
 
-    def mixture(self, layer, biased=False, shared=0, gated=False, joined=False):
+    def mixture(self, layer, biased=False, shared=0, gated=False, joined=False, own_gates=True):
         self.layer(layer, ffn_gate_inp=(8, H))
-        names = {"ffn_gate_up_exps": (8, 128, H)} if joined else {f"ffn_{part}_exps": (8, 64, H) for part in ("gate", "up")}
+        parts = ("gate", "up")[not own_gates :]
+        names = {"ffn_gate_up_exps": (8, 128, H)} if joined else {f"ffn_{part}_exps": (8, 64, H) for part in parts}
         self.layer(layer, **names, ffn_down_exps=(8, H, 64), **{"exp_probs_b__bias": 8} if biased else {})
         if shared:
-            self.network(layer, shared, "_shexp")
+            self.network(layer, shared, "_shexp", own_gates)
         if gated:
             self.layer(layer, ffn_gate_inp_shexp=H)
 
     def write(self, path: Path, qtype: str = "F32") -> Path:
-        """``qtype``: of matrices, but for routers and convolutions."""
+        """``qtype``: of matrices, but for routers, norms by group and convolutions."""
         kinds = {
-            name: "F32" if tensor.ndim < 2 or "gate_inp" in name or tensor.shape[-1] % 32 else qtype
+            name: "F32" if tensor.ndim < 2 or "gate_inp" in name or "_norm" in name or tensor.shape[-1] % 32 else qtype
             for name, tensor in self.tensors.items()
         }
         specs = [TensorInfo.new(name, kinds[name], tensor.shape) for name, tensor in self.tensors.items()]
@@ -187,6 +195,59 @@ def bailingmoe2():
     return file
 
 
+_MAMBA2 = dict(ssm__conv_kernel=4, ssm__inner_size=256, ssm__state_size=16, ssm__time_step_rank=4, ssm__group_count=1)
+
+
+def mamba2():
+    file = File("mamba2", 3, feed_forward_length=0, attention__head_count=0, **_MAMBA2)
+    for layer in range(3):
+        file.layer(layer, attn_norm=H)
+        file.mamba2(layer)
+    return file.ends(tied=True)
+
+
+def falcon_h1():
+    """Attention and Mamba-2 of the same input; the norm before the feed-forward network has no ending in files, and that of
+    Mamba-2 is in some."""
+    file = File("falcon-h1", 3, attention__head_count_kv=2, attention__key_length=32, attention__value_length=32, **_MAMBA2)
+    for layer in range(3):
+        file.layer(layer, attn_norm=H)
+        file.mamba2(layer, norm=layer == 1)
+        file.attention(layer, norm="")
+        file.tensor(f"blk.{layer}.ffn_norm", H)
+        file.network(layer)
+    return file.ends()
+
+
+def nemotron_h(architecture="nemotron_h", kinds="MFAMF"):
+    """A layer is a mixer (Mamba-2 or attention) or a feed-forward network."""
+    experts = _EXPERTS | dict(
+        expert_shared_feed_forward_length=96, expert_shared_count=1, expert_weights_norm=True, expert_weights_scale=2.5,
+        expert_gating_func=2, expert_group_count=1, expert_group_used_count=1,
+    )  # fmt: skip
+    file = File(
+        architecture, len(kinds), attention__head_count_kv=[2 * (kind == "A") for kind in kinds], attention__key_length=32,
+        attention__value_length=32, feed_forward_length=[FFN * (kind == "F") for kind in kinds], rope__dimension_count=32,
+        attention__layer_norm_epsilon=1e-6, **_MAMBA2, **experts if architecture == "nemotron_h_moe" else {},
+    )  # fmt: skip
+    for layer, kind in enumerate(kinds):
+        file.layer(layer, attn_norm=H)
+        if kind == "M":
+            file.mamba2(layer)
+        elif kind == "A":
+            file.attention(layer, norm="")
+        elif architecture == "nemotron_h_moe":
+            file.mixture(layer, biased=True, shared=96, own_gates=False)
+        else:
+            file.network(layer, gated=False)
+    return file.ends()
+
+
+_GROWING = dict(
+    rope__scaling__type="yarn", rope__scaling__factor=16.0, rope__scaling__original_context_length=8,
+    rope__scaling__yarn_log_multiplier=1.0, rope__scaling__yarn_beta_fast=32.0, rope__scaling__yarn_beta_slow=1.0,
+    attention__temperature_scale=0.1,
+)  # fmt: skip
 _SECTIONS = dict(rope__dimension_sections=[6, 5, 5, 0], n_deepstack_layers=3)
 _AFTER = ("post_attention_norm", "post_ffw_norm")
 FILES = {
@@ -205,6 +266,11 @@ FILES = {
     "bailingmoe2": bailingmoe2,
     "qwen3vl": lambda: plain("qwen3vl", norm="head", tied=True, **_SECTIONS),
     "qwen3vlmoe": lambda: plain("qwen3vlmoe", norm="head", mixture={}, **_SECTIONS),
+    "mistral3": lambda: plain("mistral3", **_GROWING),
+    "mamba2": mamba2,
+    "falcon-h1": falcon_h1,
+    "nemotron_h": nemotron_h,
+    "nemotron_h_moe": lambda: nemotron_h("nemotron_h_moe"),
     "exaone4": lambda: plain("exaone4", _AFTER, norm="head"),
 }  # fmt: skip
 LARGE = {  # by 64 layers llama.cpp knows the model whose layers have windows

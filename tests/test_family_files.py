@@ -140,6 +140,7 @@ def test_every_tensor_is_needed_and_another_is_refused(folder, name):
     config = read_config(file)
     free = {*config.optional_tensors(), *config.unread_tensors(), "output.weight"}  # without which it is another valid model
     free |= {tensor for tensor in file.tensors if name.startswith("gemma4") and "attn_v" in tensor}
+    free |= {"blk.1.ssm_norm.weight"} if name == "falcon-h1" else set()
     free |= {tensor for tensor in file.tensors if tensor.startswith("blk.3.")} if name == "bailingmoe2" else set()
     assert len(free & set(file.tensors)) < len(file.tensors) / 2
     for tensor in sorted(set(file.tensors) - free):

@@ -18,7 +18,8 @@ def by_kind(config: Config) -> dict[str, list[Memory]]:
     """Kind -> what each of its layers remembers, in order of the layers."""
     kinds: dict[str, list[Memory]] = {}
     for layer in config.layers:
-        kinds.setdefault(kind_of(layer.mixer), []).append(layer.mixer.memory)
+        if any(layer.mixer.memory):
+            kinds.setdefault(kind_of(layer.mixer), []).append(layer.mixer.memory)
     return kinds
 
 

@@ -11,7 +11,7 @@ class Architecture:
     ``rope``: the pairs of elements that RoPE rotates: ``"interleaved"`` (2i and 2i+1; the GGUF converter permutes llama's
     q and k for it) or ``"neox"`` (i and i + half). ``norms``: names of a block's norms, "" for none: before attention,
     after it, before the feed-forward layer, after it; those after come before the residual sum. One name before both: both
-    take the same input.
+    take the same input. A name that ends in "." has no ".weight" in files.
     """
 
     rope: str = "interleaved"
@@ -22,6 +22,7 @@ class Architecture:
     fused: tuple[str, ...] = ()  # "attn": attn_qkv is the rows of q, k and v; "ffn": ffn_up is those of gate and up
     mixer: str = "attention"  # of kit.model.layers.MIXERS; "latent": keys and values are projections of one latent (MLA)
     recurrent: str = ""  # of MIXERS: that of layers without KV heads, and of all but the last in each group of ``period``
+    alone: bool = False  # a layer is a network where feed_forward_length says its size, and a mixer elsewhere
     grouped: bool = False  # of a delta net: value heads, and their two gates, follow one another by key head
     output_gated: bool = False  # attention: attn_q has a query and a gate for each head
     value_norm: bool = False  # attention: values are normed by head, and without attn_v they are the keys
@@ -51,6 +52,7 @@ class Architecture:
     long: bool = False  # RoPE's divisors are LongRoPE's in every file; elsewhere where rope.scaling.type says so
     local_scaled: bool = True  # RoPE scaling applies to layers with a window too
     global_rope: bool = True  # False: in a model of which layers have a window those without one have no RoPE
+    growing: bool = False  # files may say how queries grow with the position, and a factor of YaRN's
     no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
 
 
@@ -62,11 +64,16 @@ _QWEN35 = Architecture(
     "neox", _LATE, qk_norm="head", recurrent="delta net", period=4, output_gated=True, shared_gated=True
 )  # fmt: skip
 
+_NEMOTRON_H = Architecture(
+    recurrent="mamba2", alone=True, gated=False, activation="squared_relu", no_rope_every=1
+)  # fmt: skip
+
 # Biases, tied embeddings, the size of the window, RoPE scaling and experts follow from a file's tensors and metadata in
-# every architecture. Files of Mistral models name the architecture llama or mistral.
+# every architecture. Files of Mistral's first models name the architecture llama or mistral.
 ARCHITECTURES = {
     "llama": Architecture(),
     "mistral": Architecture(),
+    "mistral3": Architecture(growing=True),
     "internlm2": Architecture(),
     "exaone": Architecture("neox"),
     "ernie4_5": Architecture(),
@@ -130,5 +137,9 @@ ARCHITECTURES = {
     "qwen35moe": _QWEN35,
     "qwen3next": replace(_QWEN35, grouped=True),
     "granitehybrid": Architecture(scaled=True, recurrent="mamba2"),
+    "mamba2": Architecture(recurrent="mamba2", alone=True),
+    "falcon-h1": Architecture("neox", ("attn_norm", "", "ffn_norm.", ""), mixer="attention and mamba2"),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": replace(_NEMOTRON_H, gating=2, normed=False, shares_said=True),
     "gpt-oss": Architecture("neox", _LATE, activation="clamped", sinks=True, period=2),
 }  # fmt: skip

@@ -34,7 +34,7 @@ class Config:
     @property
     def said(self) -> str:
         """How many layers, and of which mixers if there are several kinds: "32" or "24 (18 of DeltaNet, 6 of Attention)"."""
-        kinds = Counter(type(layer.mixer).__name__ for layer in self.layers)
+        kinds = Counter(type(layer.mixer).__name__ for layer in self.layers if any(layer.mixer.memory))
         several = ", ".join(f"{number} of {kind}" for kind, number in kinds.items())
         return f"{len(self.layers)} ({several})" if len(kinds) > 1 else str(len(self.layers))
 
@@ -46,7 +46,8 @@ class Config:
     @property
     def ropes(self) -> list[RopeConfig]:
         """The RoPEs of the layers, each once."""
-        return list(dict.fromkeys(rope for layer in self.layers if (rope := layer.mixer.rope)))
+        ropes = (rope for layer in self.layers if (rope := layer.mixer.rope))
+        return list(dict.fromkeys(each for rope in ropes for each in (rope, rope.of_keys)))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor that a forward pass needs, in the order in which it reads them."""

@@ -56,10 +56,10 @@ class Ops(ABC):
         self.plus(x, y, self.config.residual_scale)
 
     def rotate(self, layer: int, *heads: torch.Tensor) -> None:
-        """RoPE of a layer that has it, in place, on each of ``heads`` (tokens, heads, head_dim)."""
-        start = self.begin()
-        for x in heads:
-            self.turn(x, self.config.layers[layer].mixer.rope)
+        """RoPE of a layer that has it, in place: of queries and, if there are some, keys (tokens, heads, head_dim)."""
+        start, rope = self.begin(), self.config.layers[layer].mixer.rope
+        for x, own in zip(heads, (rope, rope.of_keys), strict=False):
+            self.turn(x, own)
         self.end("rope", start, layer=layer)
 
     def add_linear(self, x: torch.Tensor, name: str, input, norm: str) -> None:

@@ -81,8 +81,9 @@ class Facts:
         blocks = keys.count("block_count", most=MAX_LAYERS)
         self.count = blocks - keys.count("nextn_predict_layers", 0, most=blocks - 1)  # those predict further tokens
         self.numbers, self.whole = parts_of(file, self.count)
-        self.heads = keys.by_layer("attention.head_count", self.count)
-        self.kv_heads = keys.by_layer("attention.head_count_kv", self.count, self.heads)
+        least = 0 if family.alone else 1
+        self.heads = keys.by_layer("attention.head_count", self.count, least=least)
+        self.kv_heads = keys.by_layer("attention.head_count_kv", self.count, self.heads, least)
         every = keys.count("full_attention_interval", family.period) if family.recurrent else 0
         self.recurrent = [
             bool(family.recurrent) and (not kv_heads or (every > 0 and (number + 1) % every > 0))
@@ -91,7 +92,8 @@ class Facts:
         self.head_dim = keys.count("attention.key_length", max(1, self.hidden_size // max(1, *self.heads)), least=1)
         self.experts = keys.count("expert_count", 0)
         expert_size = keys.count("expert_feed_forward_length", 0) if self.experts else 0
-        self.dense_size = keys.by_layer("feed_forward_length", self.count, (expert_size,) * self.count if expert_size else None)
+        sizes = (expert_size,) * self.count if expert_size else None
+        self.dense_size = keys.by_layer("feed_forward_length", self.count, sizes, least)
         self._unsaid = {
             "embedding_scale": 12.0,
             "residual_scale": 1.4 / math.sqrt(self.whole),
@@ -118,10 +120,16 @@ class Facts:
         family, keys = self.family, self.keys
         dense, step = keys.count("leading_dense_block_count", 0), keys.count("interleave_moe_layer_step", 1, least=1)
         routed = self.experts > 0 and layer >= dense and (self.numbers[layer] + 1) % step == 0
+        mixer, network = family.recurrent if self.recurrent[layer] else family.mixer, self._network(routed)
+        norms = family.norms
+        if family.alone and self.dense_size[layer]:
+            mixer, norms = "none", ("", "", *norms[:2])
+        elif family.alone:
+            network, norms = "none", (*norms[:2], "", "")
         return Layer(
-            MIXERS[family.recurrent if self.recurrent[layer] else family.mixer].of(self, layer),
-            FEED_FORWARD[self._network(routed)].of(self, layer),
-            family.norms,
+            MIXERS[mixer].of(self, layer),
+            FEED_FORWARD[network].of(self, layer),
+            norms,
             self.hidden_size,
             bool(family.layer_norm),
             family.layer_norm == "bare",
@@ -140,6 +148,11 @@ class Facts:
         )  # granite without RoPE sets it to false
         dims = keys.count("rope.dimension_count", self.head_dim, least=1)
         rope = _rope(keys, dims if positions else 0, family.long)
+        if family.growing:
+            grown, multiplier = math.log(rope.factor), keys.number("rope.scaling.yarn_log_multiplier", 0)
+            if rope.yarn and multiplier:
+                rope = replace(rope, attention_factor=rope.attention_factor / (1 + 0.1 * multiplier * grown))
+            rope = replace(rope, growth=keys.number("attention.temperature_scale", 0))
         if keys.is_list(key := "rope.dimension_sections"):
             sections = keys.numbers(key, least=0, most=2**31 - 1, whole=True)
             if len(sections) > 3 and sections[3]:

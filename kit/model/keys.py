@@ -22,10 +22,10 @@ CHANGES_NOTHING = {
 }
 _OF_KINDS = {  # kinds of layers -> keys that only these read: without such a layer they change nothing
     ("Mixture", "DenseAndMixture"): r"expert.*|leading_dense_block_count|interleave_moe_layer_step",
-    ("DeltaNet", "Mamba2"): r"ssm\..+",
+    ("DeltaNet", "Mamba2", "AttentionAndMamba2"): r"ssm\..+",
     ("ShortConv",): r"shortconv\..+",
-    ("Attention", "Latent"): r"attention\.((key|value)_length_mla|(q|kv)_lora_rank|value_length(_swa)?|clamp_kqv|scale)"
-    r"|attn_logit_softcapping",
+    ("Attention", "AttentionAndMamba2", "Latent"): r"attention\.((key|value)_length_mla|(q|kv)_lora_rank|clamp_kqv|scale"
+    r"|value_length(_swa)?)|attn_logit_softcapping",
 }
 
 
@@ -43,12 +43,12 @@ class ModelKeys(Keys):
         """A finite number of at least ``least`` that is more than ``above``."""
         return super().number(key, default, least if above < least else -math.inf, above=above)
 
-    def by_layer(self, key: str, layers: int, default: Sequence[int] | None = None) -> list[int]:
-        """A count for each of the first ``layers``: one for all, or a list for all blocks of the file."""
+    def by_layer(self, key: str, layers: int, default: Sequence[int] | None = None, least: int = 1) -> list[int]:
+        """A count for each of the first ``layers``: one for all, at least ``least``, or a list for all blocks of the file."""
         if key not in self and default is not None:
             return list(default)
         if not self.is_list(key):
-            return [self.count(key)] * layers
+            return [self.whole(key, REQUIRED, least, 2**31 - 1, "a count")] * layers
         blocks = self.count("block_count", most=MAX_LAYERS)
         return self.numbers(key, length=blocks, least=0, most=2**31 - 1, whole=True, what="a count each").tolist()[:layers]
 

@@ -175,6 +175,19 @@ class FixedState:
         self.restore(list(other.parts.values()))
 
 
+class KVCacheAndState(FixedState, KVCache):
+    """Both, of one layer: its keys and values, of as many positions as those of KVCache, and what every token writes."""
+
+    def __init__(self, kv_heads: int, head_dim: int, context: int, dtype: str, **shapes: tuple[int, ...]):
+        KVCache.__init__(self, kv_heads, head_dim, context, dtype)
+        FixedState.__init__(self, **shapes)
+
+    def take(self, other: "KVCacheAndState", length: int) -> None:
+        """Hold the first ``length`` positions of another layer's, and its numbers."""
+        KVCache.take(self, other, length)
+        FixedState.take(self, other, length)
+
+
 def _reserve(*shape: int) -> torch.Tensor:
     """Zeros, uint8, whose memory is allocated page by page, at the first write."""
     nbytes = math.prod(shape)

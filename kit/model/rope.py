@@ -1,7 +1,7 @@
 """Rotary position embedding: a file's frequencies, and rotation in the two layouts of pairs."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,6 +25,12 @@ class RopeConfig:
     beta_slow: float
     long: bool = False  # LongRoPE
     divided: bool = True  # False: the divisors are those of other layers
+    growth: float = 0.0  # at position p queries are scaled by 1 + growth * log(1 + p // original_context)
+
+    @property
+    def of_keys(self) -> "RopeConfig":
+        """RoPE of keys, which are not scaled so."""
+        return replace(self, growth=0.0) if self.growth else self
 
     @property
     def divisors(self) -> tuple[str, ...]:
@@ -68,12 +74,14 @@ class Rope:
     def __init__(self, rope: RopeConfig, layout: str, divisors: torch.Tensor | None = None):
         self.rotate = _LAYOUTS[layout if rope.dims else "none"]
         self._frequencies, self._scale = frequencies(rope, divisors)
+        self._growth, self._every = rope.growth, rope.original_context
 
     def cos_sin(self, start: int, count: int) -> torch.Tensor:
-        """scale * exp(i angle) of ``count`` positions from ``start``: (count, 1, dims / 2) complex64."""
+        """scale * exp(i angle) of queries at ``count`` positions from ``start``: (count, 1, dims / 2) complex64."""
         positions = torch.arange(start, start + count, dtype=torch.float64)
         angles = torch.outer(positions, self._frequencies)
-        return torch.polar(torch.full_like(angles, self._scale), angles).to(torch.complex64)[:, None]
+        scale = self._scale * (1 + self._growth * torch.log1p(positions // self._every))
+        return torch.polar(scale[:, None].expand_as(angles), angles).to(torch.complex64)[:, None]
 
     def table(self, start: int, count: int) -> torch.Tensor:
         """The same for kernels, (count, 2, dims) float32: a cosine for each element of a head, and a sine, negative for the

@@ -4,42 +4,33 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kit.model.layers.attention import Attention
+from kit.model.layers.attention_and_mamba2 import AttentionAndMamba2
 from kit.model.layers.both import DenseAndMixture
 from kit.model.layers.delta_net import DeltaNet
 from kit.model.layers.dense import Dense
-from kit.model.layers.kind import Memory, Tensor, vector
+from kit.model.layers.kind import Memory, Tensor
 from kit.model.layers.latent import Latent
 from kit.model.layers.mamba2 import Mamba2
 from kit.model.layers.mixture import Mixture
+from kit.model.layers.nothing import Nothing
 from kit.model.layers.per_layer import PerLayerInput
 from kit.model.layers.short_conv import ShortConv
 
-__all__ = [
-    "FEED_FORWARD",
-    "MIXERS",
-    "Attention",
-    "DeltaNet",
-    "Dense",
-    "DenseAndMixture",
-    "Latent",
-    "Layer",
-    "Mamba2",
-    "Memory",
-    "Mixture",
-    "PerLayerInput",
-    "ShortConv",
-    "Tensor",
-]
+__all__ = ["FEED_FORWARD", "MIXERS", "DeltaNet", "Layer", "Mamba2", "Memory", "PerLayerInput"]
 
-MIXERS = {"attention": Attention, "latent": Latent, "delta net": DeltaNet, "mamba2": Mamba2, "short convolution": ShortConv}
-FEED_FORWARD = {"dense": Dense, "mixture": Mixture, "dense and mixture": DenseAndMixture}
+MIXERS = {
+    "attention": Attention, "latent": Latent, "delta net": DeltaNet, "mamba2": Mamba2, "short convolution": ShortConv,
+    "attention and mamba2": AttentionAndMamba2, "none": Nothing,
+}  # fmt: skip
+FEED_FORWARD = {"dense": Dense, "mixture": Mixture, "dense and mixture": DenseAndMixture, "none": Nothing}
 
 
 class Layer(NamedTuple):
     """The kinds of one layer: what mixes the tokens, then a feed-forward network, each with its norms.
 
     ``norms``: names of norms, "" for none: before the mixer, after it, before the feed-forward network, after it; those after
-    come before the residual sum. One name before both: both take the same input. ``biased``: norms may have a bias.
+    come before the residual sum. One name before both: both take the same input. A name that ends in "." is the whole name of
+    its tensor, but for that. ``biased``: norms may have a bias.
     """
 
     mixer: object
@@ -72,7 +63,7 @@ class Layer(NamedTuple):
 
     def _norm(self, name):
         if name:
-            yield from vector(name, self.hidden_size)
+            yield Tensor(_weight(name), (self.hidden_size,))
             if self.biased:
                 yield Tensor(f"{name}.bias", (self.hidden_size,), required=False)
 
@@ -88,7 +79,7 @@ class Layer(NamedTuple):
 
     def run(self, ops, layer: int, x, embedded=None) -> None:
         """Add to x (tokens, hidden_size) what the two networks make of it. ``embedded``: of PerLayerInput."""
-        before_mixer, after_mixer, before_ffn, after_ffn = (name and f"blk.{layer}.{name}.weight" for name in self.norms)
+        before_mixer, after_mixer, before_ffn, after_ffn = (name and f"blk.{layer}.{_weight(name)}" for name in self.norms)
         input = ops.norm(x, before_mixer)
         self.mixer.run(ops, layer, x, input, after_mixer)
         if not before_ffn or before_ffn != before_mixer:
@@ -99,3 +90,7 @@ class Layer(NamedTuple):
         factor = ops.vector(f"blk.{layer}.layer_output_scale.weight") if self.scaled else None
         if factor is not None:
             ops.scale(x, float(factor))
+
+
+def _weight(name):
+    return name.removesuffix(".") if name.endswith(".") else f"{name}.weight"

@@ -81,6 +81,8 @@ class Attention:
 
     def problems(self):
         yield from heads_problems(self)
+        whole = not self.rope or not self.rope.growth or self.rope.dims == self.head_dim
+        yield whole, "queries that grow with the position, of which RoPE turns a part"
 
     @property
     def memory(self) -> Memory:

@@ -17,6 +17,7 @@ class Mamba2(Recurrent):
     keys: int  # of a head's matrix
     groups: int
     width: int  # tokens that the convolution sees
+    normed: bool = True  # what the heads give is normed by group
 
     convolution, silu = "ssm_conv1d", True
 
@@ -48,7 +49,8 @@ class Mamba2(Recurrent):
         yield Tensor("ssm_dt.bias", (self.heads,))
         yield Tensor("ssm_a", (self.heads, 1))
         yield Tensor("ssm_d", (self.heads, 1))
-        yield Tensor("ssm_norm.weight", (self.groups, self.inner // self.groups))
+        if self.normed:
+            yield Tensor("ssm_norm.weight", (self.groups, self.inner // self.groups))
         yield from matrix("ssm_out", self.hidden_size, self.inner)
 
     def widths(self) -> Iterator[int]:
@@ -63,6 +65,7 @@ class Mamba2(Recurrent):
     def run(self, ops, layer, x, input, after):
         block = f"blk.{layer}."
         z, xbc, dt = ops.linear(f"{block}ssm_in.weight", input).split([self.inner, self.channels, self.heads], 1)
-        mixed = ops.mamba2(layer, ops.convolve(layer, xbc), dt, z.unflatten(1, (self.heads, -1)))
-        mixed = ops.rms_norm(mixed.flatten(1).unflatten(1, (self.groups, -1)), f"{block}ssm_norm.weight").flatten(1)
+        mixed = ops.mamba2(layer, ops.convolve(layer, xbc), dt, z.unflatten(1, (self.heads, -1))).flatten(1)
+        if self.normed:
+            mixed = ops.rms_norm(mixed.unflatten(1, (self.groups, -1)), f"{block}ssm_norm.weight").flatten(1)
         ops.add_linear(x, f"{block}ssm_out.weight", ops.input(mixed), after)
