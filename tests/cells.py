@@ -48,9 +48,10 @@ def read(notebook: str | Path):
 
 
 def run(
-    notebook: str | Path, until: str | int | None = None, replace: Mapping[str, object] | None = None, **parameters
+    notebook: str | Path, until: str | int | Callable | None = None, replace: Mapping[str, object] | None = None, **parameters
 ) -> Ran:  # fmt: skip
-    """The code cells in order up to and with ``until``, a cell's id, tag or index; None: all. ``parameters``: of the cell
+    """The code cells in order up to and with ``until``, a cell's id, tag or index, or up to where that is true of what ran, with
+    all that is replaced in it; None: all. ``parameters``: of the cell
     with that tag, by default those of the smoke profile. ``replace``: name -> value, or a function of the cell's own value
     (a function that stands for a value is wrapped in another). KeyError when a name or ``until`` does not occur."""
     replace, ran, used = dict(replace or {}), Ran(), set()
@@ -68,10 +69,10 @@ def run(
                 if unknown := set(parameters) - set(ran):
                     raise KeyError(f"{notebook} has no parameter {', '.join(unknown)}")
                 ran.update(parameters)
-        if until is not None and until in (number, cell.id, *tags):
+        if set(replace) <= used and until(ran) if callable(until) else until is not None and until in (number, cell.id, *tags):
             break
     else:
-        if until is not None:
+        if until is not None and not callable(until):
             raise KeyError(f"{notebook} has no cell {until!r}")
     if missing := set(replace) - used:
         raise KeyError(f"no cell that ran assigns {', '.join(sorted(missing))} outside functions")

@@ -368,7 +368,8 @@ def sentences(told: dict) -> set[tuple[str, str]]:
 def test_words_follow_the_data(name, ran, tmp_path):
     """Every sentence and title is another one on opposite data, or on none: a word that stays is older than its data."""
     case, stays = CASES[name], sentences(ran(name).told)
-    stays &= sentences(cells.run(name, out=tmp_path / "opposite", replace=case.small | case.opposite).told)
+    turned = case.small | case.number | case.opposite  # a reader's number runs through every cell, too
+    stays &= sentences(cells.run(name, out=tmp_path / "opposite", replace=turned).told)
     if case.empty:
         empty = cells.run(name, case.until, out=tmp_path / "empty", replace=case.small | case.empty)
         stays -= {(place, text) for place, text in stays if place.partition(":")[0] in empty.words} - sentences(empty.told)
@@ -386,9 +387,11 @@ def test_titles_and_bold_sentences_hold_a_value_of_the_run(name, ran):
 
 
 @AGAIN
-def test_a_reader_changes_a_number_and_runs_every_cell(name, ran, tmp_path):
-    changed = cells.run(name, out=tmp_path, replace=CASES[name].small | CASES[name].number)
-    assert sentences(changed.told) != sentences(ran(name).told)
+def test_a_reader_changes_a_number_and_reads_another_sentence(name, ran, tmp_path):
+    """Up to the first one that only this run has: what comes after it runs on that number in the test above."""
+    before, changes = sentences(ran(name).told), CASES[name].small | CASES[name].number
+    changed = cells.run(name, lambda ran: sentences(ran.told) - before, changes, out=tmp_path)
+    assert sentences(changed.told) - before
 
 
 @NAMES
