@@ -93,8 +93,8 @@ class Trace(Shown):
         sums: dict[str, list[int]] = {}
         spans = self.spans[:]
         for span in spans:
-            found = sums.setdefault(span.what, [0, 0, 0])
-            found[:] = found[0] + 1, found[1] + span.end - span.start, found[2] + span.nbytes
+            total = sums.setdefault(span.what, [0, 0, 0])
+            total[:] = total[0] + 1, total[1] + span.end - span.start, total[2] + span.nbytes
         took = (max(span.end for span in spans) - min(span.start for span in spans)) / 1e9 if spans else 0
         facts = {"spans": f"{len(spans):,} in {format_seconds(took)}"}
         for what, (count, nanoseconds, nbytes) in sorted(sums.items(), key=lambda row: -row[1][1]):

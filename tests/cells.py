@@ -50,8 +50,8 @@ def read(notebook: str | Path):
 def run(
     notebook: str | Path, until: str | int | Callable | None = None, replace: Mapping[str, object] | None = None, **parameters
 ) -> Ran:  # fmt: skip
-    """The code cells in order up to and with ``until``, a cell's id, tag or index, or up to where that is true of what ran, with
-    all that is replaced in it; None: all. ``parameters``: of the cell
+    """The code cells in order up to and with ``until``, a cell's id, tag or index, or a function that is true of what ran, all
+    that is replaced in it; None: all. ``parameters``: of the cell
     with that tag, by default those of the smoke profile. ``replace``: name -> value, or a function of the cell's own value
     (a function that stands for a value is wrapped in another). KeyError when a name or ``until`` does not occur."""
     replace, ran, used = dict(replace or {}), Ran(), set()

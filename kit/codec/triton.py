@@ -63,23 +63,23 @@ def decode_tiles(streams, first, last, residuals, status):
     if len(streams.frequencies) > 1:
         parts["frequencies"] = streams.frequencies[first:last]
     into = torch.zeros(residuals.shape, dtype=torch.uint8, device=DEVICE)
-    found = torch.empty(last - first, dtype=torch.uint8, device=DEVICE)
-    _launch(_to_device(streams.units), *index_on_device(streams._replace(**parts)), into, found, streams.lanes, streams.lower)
+    outcome = torch.empty(last - first, dtype=torch.uint8, device=DEVICE)
+    _launch(_to_device(streams.units), *index_on_device(streams._replace(**parts)), into, outcome, streams.lanes, streams.lower)
     residuals[...] = into.cpu().numpy()
-    status[...] = found.cpu().numpy()
+    status[...] = outcome.cpu().numpy()
 
 
 def decode_on_device(loaded: DeviceTiles, out: torch.Tensor | None = None) -> torch.Tensor:
     """The int8 matrix (rows, columns) on the device. CodecError names the first tile that fails, and the reason."""
-    out, found = start(loaded, out)
-    check(loaded.tiles, found.cpu().numpy())
+    out, outcome = start(loaded, out)
+    check(loaded.tiles, outcome.cpu().numpy())
     return out
 
 
-def start(loaded: DeviceTiles, out: torch.Tensor | None = None, found=None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Launch the decoding without waiting: (matrix, found).
+def start(loaded: DeviceTiles, out: torch.Tensor | None = None, outcome=None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch the decoding without waiting: (matrix, outcome).
 
-    found: (2, tiles) uint32 on the device, the status and checksum of each tile, for ``verify``.
+    outcome: (2, tiles) uint32 on the device, the status and checksum of each tile, for ``verify``.
     """
     tiles, layout = loaded.tiles, loaded.tiles.layout
     if out is None:
@@ -88,19 +88,19 @@ def start(loaded: DeviceTiles, out: torch.Tensor | None = None, found=None) -> t
         raise CodecError(f"{tiles.name}: out is {out.dtype} {tuple(out.shape)}, but the matrix is int8 {tiles.shape}")
     room = layout.tile_rows * layout.tile_columns
     residuals = torch.empty((len(tiles), room), dtype=torch.uint8, device=out.device)
-    found = torch.empty((2, len(tiles)), dtype=torch.uint32, device=out.device) if found is None else found
-    _launch(*loaded[1:], residuals, found[0], layout.lanes, rans.LOWER[layout.unit_bits])
+    outcome = torch.empty((2, len(tiles)), dtype=torch.uint32, device=out.device) if outcome is None else outcome
+    _launch(*loaded[1:], residuals, outcome[0], layout.lanes, rans.LOWER[layout.unit_bits])
     width = triton.next_power_of_2(layout.tile_columns)
     finish_kernel[(len(tiles),)](
-        residuals, found[1], out, room, layout.rows, layout.columns, layout.tile_rows, layout.tile_columns,
+        residuals, outcome[1], out, room, layout.rows, layout.columns, layout.tile_rows, layout.tile_columns,
         PREDICTOR=layout.predictor, HEIGHT=max(1, _FINISH_VALUES // width), WIDTH=width, num_warps=4,
     )  # fmt: skip
-    return out, found
+    return out, outcome
 
 
-def check(tiles: Tiles, found: np.ndarray) -> None:
-    """Check the ``found`` of ``start``, copied to the host. CodecError names the first tile that failed, and the reason."""
-    status, sums = found
+def check(tiles: Tiles, outcome: np.ndarray) -> None:
+    """Check the ``outcome`` of ``start``, copied to the host. CodecError names the first tile that failed, and the reason."""
+    status, sums = outcome
     for tile in np.flatnonzero(status)[:1]:
         raise tiles.error(int(tile), f"{REASONS[int(status[tile])]} (decoder triton)")
     for tile in np.flatnonzero(sums != tiles.checksums)[:1]:

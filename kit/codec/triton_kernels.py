@@ -112,9 +112,9 @@ def rans_kernel(
         wrong = ((state >> 16) != 1) | ((at >= held) & (low != 0)) | ((at + 1 >= held) & (high != 0))
     else:
         wrong = state != LOWER
-    found = tl.where(tl.sum(tl.sum(wrong.to(tl.int32), axis=1), axis=0) > 0, _STATE, _OK)
-    found = tl.where(position < stop, _LONG, tl.where(position > stop, _SHORT, found))
-    tl.store(status + tile, found.to(status.dtype.element_ty))
+    outcome = tl.where(tl.sum(tl.sum(wrong.to(tl.int32), axis=1), axis=0) > 0, _STATE, _OK)
+    outcome = tl.where(position < stop, _LONG, tl.where(position > stop, _SHORT, outcome))
+    tl.store(status + tile, outcome.to(status.dtype.element_ty))
 
 
 @triton.jit

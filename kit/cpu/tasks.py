@@ -130,8 +130,8 @@ def features() -> frozenset[str]:
     asked = os.environ.get("NUMBA_CPU_FEATURES")
     if asked is not None:
         return frozenset(name[1:] for name in asked.split(",") if name.startswith("+"))
-    found = frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
-    return found | _of_arm() if platform.machine().lower() in ("aarch64", "arm64") else found
+    listed = frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+    return listed | _of_arm() if platform.machine().lower() in ("aarch64", "arm64") else listed
 
 
 _DOT = """declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)

@@ -104,13 +104,13 @@ class Program:
         ticks, first, parts = self.steps[:, DONE_AT].copy(), self._first_tick, self._began
         started, took = self._started, self._ended - self._started
 
-        def found():
+        def measured():
             begun = np.empty_like(ticks)
             for steps, tick in parts:
                 begun[steps] = [tick, *ticks[steps[:-1]]] if len(steps) else []
             return tuple(started + (at - first) * took // max(1, int(ticks[-1]) - first) for at in (begun, ticks))
 
-        return found
+        return measured
 
 
 def run(task: Task, arguments: Arguments, tasks: int) -> None:

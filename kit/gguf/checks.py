@@ -74,16 +74,16 @@ def check_split(paths: list[Path], parts: Sequence) -> None:
     first = parts[0].metadata
     for number, (path, part) in enumerate(zip(paths, parts, strict=True)):
         for key, expected in (("split.count", len(paths)), ("split.no", number)):
-            found = part.metadata.get(key, expected)
-            if type(found) is not int or (found != expected and not (key == "split.count" and found == 0)):
+            stated = part.metadata.get(key, expected)
+            if type(stated) is not int or (stated != expected and not (key == "split.count" and stated == 0)):
                 raise GGUFError(
-                    f"{path}: {key!r} is {found!r}, expected {expected} from the file's name; "
+                    f"{path}: {key!r} is {stated!r}, expected {expected} from the file's name; "
                     "the parts must be named NAME-00001-of-0000N.gguf"
                 )
         for key in ("general.architecture", "general.name", "general.file_type", "split.tensors.count"):
-            if (found := part.metadata.get(key, first.get(key))) != first.get(key, found):
+            if (says := part.metadata.get(key, first.get(key))) != first.get(key, says):
                 raise GGUFError(
-                    f"{path}: is a part of another model than {paths[0].name}: {key!r} is {found!r:.80}, not {first[key]!r:.80}"
+                    f"{path}: is a part of another model than {paths[0].name}: {key!r} is {says!r:.80}, not {first[key]!r:.80}"
                 )
         for info in part.tensors:
             if info.name in names:
@@ -124,7 +124,7 @@ def original_shapes(path: Path, metadata: dict, tensors: dict) -> dict[str, tupl
 
     GGUFError where it has other elements than the tensor.
     """
-    found = {}
+    shapes = {}
     for key, value in metadata.items():
         name = key.removeprefix("comfy.gguf.orig_shape.")
         if name == key or name not in tensors:
@@ -132,5 +132,5 @@ def original_shapes(path: Path, metadata: dict, tensors: dict) -> dict[str, tupl
         shape = tuple(value) if getattr(value, "kind", "").startswith(("int", "uint")) else ()
         if not shape or min(shape) < 1 or math.prod(shape) != tensors[name].elements:
             raise GGUFError(f"{path}: {key!r} is {value!r:.60}, but {name!r} has {tensors[name].elements:,} elements")
-        found[name] = shape
-    return found
+        shapes[name] = shape
+    return shapes

@@ -59,8 +59,8 @@ def url(path: str) -> str:
     """What to do with a URL that was given for a file; "" for what is none, and for hf://."""
     if path.startswith("hf://") or not _URL.match(path):
         return ""
-    if found := _HUB.match(path):
-        owner, repo, revision, file = found.groups()
+    if match := _HUB.match(path):
+        owner, repo, revision, file = match.groups()
         return f"is a URL: name it hf://{owner}/{repo}{'' if revision == 'main' else f'@{revision}'}/{file}"
     return "is a URL: download it first, then name the file"
 

@@ -205,12 +205,12 @@ class Format:
     def bit_fields(self, numbers: Numbers, i: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, int, int]]:
         """The plan by which every backend unpacks integers ``i``, those of a block and of the blocks behind it. A plane gives
         (byte, shift, mask, below): ``(bytes[byte] >> shift & mask) << below``, bytes being int8. They are all or-ed."""
-        found, (block, i) = [], np.divmod(i, self.block_elements)
+        places, (block, i) = [], np.divmod(i, self.block_elements)
         for n, plane in enumerate(numbers.planes):
             byte, shift = plane.place(i)
             mask = -1 if self.signed(plane) else (1 << plane.bits) - 1
-            found.append((block * self.block_bytes + self.at(plane.field) + byte, shift, mask, numbers.below(n)))
-        return found
+            places.append((block * self.block_bytes + self.at(plane.field) + byte, shift, mask, numbers.below(n)))
+        return places
 
     def alignment(self, plane: Plane) -> int:
         """1, 2 or 4: alignment in bytes of the plane's first byte in every block, when the first block is aligned to 4."""
@@ -223,11 +223,11 @@ class Format:
 
 def numbers(planes: str = "", **rest) -> Numbers:
     """Numbers from text such as ``"qs 32x4, qh[8:] 32x1"``: each plane's field (or a slice of its bytes), run and bits."""
-    pattern, found = re.compile(r"(\w+)(?:\[(\d+)::?(\d+)?\])? (\d+)x(\d+)(?:>>(\d+))?"), []
+    pattern, read = re.compile(r"(\w+)(?:\[(\d+)::?(\d+)?\])? (\d+)x(\d+)(?:>>(\d+))?"), []
     for part in planes.split(", ") if planes else ():
         field, start, step, run, bits, shift = pattern.fullmatch(part).groups()
-        found.append(Plane(field, int(run), int(bits), int(start or 0), int(step or 1), int(shift or 0)))
-    return Numbers(tuple(found), **rest)
+        read.append(Plane(field, int(run), int(bits), int(start or 0), int(step or 1), int(shift or 0)))
+    return Numbers(tuple(read), **rest)
 
 
 def grid(lanes: int, *index: Bits, signs: Bits | None = None, minus: Bits | None = None, less: float) -> Numbers:

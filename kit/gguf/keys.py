@@ -75,13 +75,13 @@ class Keys:
         value = self._checked(key, default, wanted, lambda value: _are_numbers(value, whole))
         if value is default:
             return default
-        found = np.asarray(value)
-        if length is not None and len(found) != length:
-            self.fail(key, wanted, f"has {len(found):,}")
-        wrong = np.flatnonzero(~((found >= least) & (found <= most)))  # NaN too
+        array = np.asarray(value)
+        if length is not None and len(array) != length:
+            self.fail(key, wanted, f"has {len(array):,}")
+        wrong = np.flatnonzero(~((array >= least) & (array <= most)))  # NaN too
         if len(wrong):
-            self.fail(key, wanted, f"has {found[wrong[0]]} at {wrong[0]:,}")
-        return found
+            self.fail(key, wanted, f"has {array[wrong[0]]} at {wrong[0]:,}")
+        return array
 
     def flags(self, key: str, length: int) -> list[bool]:
         """A list of ``length`` booleans; 0 and 1 are such too."""
@@ -89,10 +89,10 @@ class Keys:
         value = self._checked(key, REQUIRED, wanted, lambda value: _are_flags(value) and len(value) == length)
         return list(map(bool, value))
 
-    def fail(self, key: str, wanted: str, found: str) -> NoReturn:
-        """Raise the error: the key should be ``wanted`` and ``found``, a verb first."""
+    def fail(self, key: str, wanted: str, actual: str) -> NoReturn:
+        """Raise the error: the key should be ``wanted`` and ``actual``, a verb first."""
         raise self._error(
-            f"{self.path}: the metadata key {self.prefix + key!r} should be {wanted}, it {found}: convert the model again"
+            f"{self.path}: the metadata key {self.prefix + key!r} should be {wanted}, it {actual}: convert the model again"
         )
 
     def _checked(self, key, default, wanted, right):

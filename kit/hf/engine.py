@@ -226,10 +226,10 @@ class Forward:
         kept = range(ids.shape[1])[-asked:] if isinstance(asked, int) else asked.tolist()
         tokens = [row[skip:] for row, skip in zip(ids.tolist(), hidden, strict=True)]
         wanted = [[column - skip for column in kept if column >= skip] for skip in hidden]
-        found = self._logits(tokens, cache.rows, wanted)
+        by_row = self._logits(tokens, cache.rows, wanted)
         if any(hidden):
-            found = [F.pad(rows, (0, 0, len(kept) - len(rows), 0)) for rows in found]
-        logits = found[0] if len(found) == 1 else torch.cat(found)  # a megabyte or more: one copy takes as long as a matrix
+            by_row = [F.pad(rows, (0, 0, len(kept) - len(rows), 0)) for rows in by_row]
+        logits = by_row[0] if len(by_row) == 1 else torch.cat(by_row)  # a megabyte or more: one copy takes as long as a matrix
         use = given.get("use_cache")
         use = cache_of(given) is not None or (self._model.config.use_cache if use is None else use)
         output = CausalLMOutputWithPast(logits=logits.view(len(ids), len(kept), -1), **{CACHE: cache if use else None})
@@ -240,9 +240,9 @@ class Forward:
         """Of each row the logits after its ``wanted`` tokens, (wanted, vocabulary)."""
         own = self._own
         if len(tokens) == 1 or (len(tokens) <= _PLANNED_ROWS and all(len(row) == 1 for row in tokens)):
-            found = [own.logits(row, min(kept), cache) for row, cache, kept in zip(tokens, caches, wanted, strict=True)]
+            by_row = [own.logits(row, min(kept), cache) for row, cache, kept in zip(tokens, caches, wanted, strict=True)]
             whole = all(kept == [*range(min(kept), len(row))] for row, kept in zip(tokens, wanted, strict=True))
-            return found if whole else [rows[[n - min(kept) for n in kept]] for rows, kept in zip(found, wanted, strict=True)]
+            return by_row if whole else [rows[[n - min(kept) for n in kept]] for rows, kept in zip(by_row, wanted, strict=True)]
         starts = itertools.accumulate(map(len, tokens), initial=0)
         index = [start + number for start, kept in zip(starts, wanted) for number in kept]  # noqa: B905
         return own.batch(tokens, caches, torch.tensor(index)).split([len(kept) for kept in wanted])

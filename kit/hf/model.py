@@ -180,12 +180,12 @@ def fill(model: PreTrainedModel, source: Source) -> None:
 
 def _divide_frequencies(model, divisors, file):
     """Apply Llama 3.1's RoPE scaling, which llama.cpp's converter stores as divisors and not in the metadata."""
-    found = [module for module in model.modules() if "inv_freq" in dict(module.named_buffers(recurse=False))]
-    if not found or any(module.inv_freq.shape != divisors.shape for module in found):
+    rotary = [module for module in model.modules() if "inv_freq" in dict(module.named_buffers(recurse=False))]
+    if not rotary or any(module.inv_freq.shape != divisors.shape for module in rotary):
         raise ModelError(
             f"{file.path}: {_DIVISORS!r} of shape {tuple(divisors.shape)} does not match the model's RoPE frequencies"
         )
-    for module in found:
+    for module in rotary:
         for name in dict(module.named_buffers(recurse=False)).keys() & {"inv_freq", "original_inv_freq"}:
             setattr(module, name, getattr(module, name) / divisors)
 
@@ -194,8 +194,8 @@ def _weight(model, table, target, names, source):
     """The weight ``target`` of the model from the tensors ``names`` of the file."""
     place = model.get_parameter_or_buffer(target)
     shapes = {name: source.weights.shape(name) for name in names}
-    if min(map(len, shapes.values())) > 1 and _needs_products(model, target, place) and (found := parts_of(table, shapes)):
-        value = StoredWeight(source, found[0], place.dtype, transposed=found[1])
+    if min(map(len, shapes.values())) > 1 and _needs_products(model, target, place) and (parts := parts_of(table, shapes)):
+        value = StoredWeight(source, parts[0], place.dtype, transposed=parts[1])
     else:
         arrays = {name: source.weights.load(name).float().numpy() for name in names}
         value = torch.tensor(table.convert(arrays)[target], dtype=place.dtype)
@@ -272,15 +272,15 @@ def _continues(cache):
 @torch.no_grad()
 def _first_overflow(model, ids) -> str:
     """The first module whose output is not finite when the tokens are passed once more."""
-    found = []
+    paths = []
 
     def look(path):
         def hook(module, args, output):
             parts = output if isinstance(output, tuple) else (output,)
-            if not found and any(
+            if not paths and any(
                 part.is_floating_point() and not part.isfinite().all() for part in parts if torch.is_tensor(part)
             ):
-                found.append(path)
+                paths.append(path)
 
         return hook
 
@@ -291,4 +291,4 @@ def _first_overflow(model, ids) -> str:
     finally:
         for hook in hooks:
             hook.remove()
-    return found[0] if found else "a module that a pass over these tokens alone does not show"
+    return paths[0] if paths else "a module that a pass over these tokens alone does not show"

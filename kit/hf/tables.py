@@ -125,9 +125,9 @@ def parts_of(table, shapes: dict[str, tuple[int, ...]]) -> tuple[tuple[Rows, ...
         except (ValueError, IndexError, RuntimeError, KeyError):
             continue
         for transposed in (False, True):
-            found = _parts(out.T if transposed else out, starts)
-            if found:
-                return found, transposed
+            parts = _parts(out.T if transposed else out, starts)
+            if parts:
+                return parts, transposed
     return None
 
 

@@ -29,8 +29,8 @@ def _settings(file):
 
 def _of_transformers(file):
     keys = {f"tokenizer.{key}": name for key, name in GGUF_TOKENIZER_MAPPING["tokenizer"].items()}
-    found = {keys[key]: value for key, value in file.metadata.items() if key in keys}
-    parts = {name: value.tolist() if isinstance(value, MetadataArray) else value for name, value in found.items()}
+    given = {keys[key]: value for key, value in file.metadata.items() if key in keys}
+    parts = {name: value.tolist() if isinstance(value, MetadataArray) else value for name, value in given.items()}
     kind = file.metadata["tokenizer.ggml.model"]
     try:
         backend, _ = convert_gguf_tokenizer(file.architecture, parts)

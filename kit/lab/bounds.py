@@ -47,7 +47,7 @@ def stack_distances(trace: Requests) -> np.ndarray:
 
 
 def _distances(before, sizes):
-    tree, found, total = np.zeros(len(sizes) + 1, np.int64), np.full(len(sizes), -1), 0
+    tree, distances, total = np.zeros(len(sizes) + 1, np.int64), np.full(len(sizes), -1), 0
     for now in range(len(sizes)):
         last = before[now]
         if last >= 0:
@@ -55,7 +55,7 @@ def _distances(before, sizes):
             while place > 0:
                 older += tree[place]
                 place -= place & -place
-            found[now] = total - older
+            distances[now] = total - older
             total -= sizes[last]
             place = last + 1
             while place < len(tree):
@@ -66,4 +66,4 @@ def _distances(before, sizes):
         while place < len(tree):
             tree[place] += sizes[now]
             place += place & -place
-    return found
+    return distances

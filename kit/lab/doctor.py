@@ -130,14 +130,14 @@ def _folder(subject, folder, needed) -> Check:
 
 def _speed() -> Check:
     try:
-        found = machine.probe()
+        probed = machine.probe()
     except (KitError, MemoryError) as error:
         return Check("speed", "bad", str(error), "free some memory and try again")
-    text = f"read {found.read_gbps:.1f}, write {found.write_gbps:.1f}, copy {found.copy_gbps:.1f} GB/s"
-    text += f"; {found.f32_gflops:.0f} GFLOP/s f32"
-    if found.gpu:
-        text += "; GPU: read {read_gbps:.0f}, write {write_gbps:.0f}, copy {copy_gbps:.0f} GB/s".format(**found.gpu)
-        text += ", from the host {host_to_device_gbps:.0f} GB/s, {launch_us:.1f} us per launch".format(**found.gpu)
+    text = f"read {probed.read_gbps:.1f}, write {probed.write_gbps:.1f}, copy {probed.copy_gbps:.1f} GB/s"
+    text += f"; {probed.f32_gflops:.0f} GFLOP/s f32"
+    if probed.gpu:
+        text += "; GPU: read {read_gbps:.0f}, write {write_gbps:.0f}, copy {copy_gbps:.0f} GB/s".format(**probed.gpu)
+        text += ", from the host {host_to_device_gbps:.0f} GB/s, {launch_us:.1f} us per launch".format(**probed.gpu)
     return Check("speed", "ok", text)
 
 

@@ -56,15 +56,17 @@ def sample(file, rows: int) -> dict[str, np.ndarray]:
     Tensors of a format that gguf-py cannot dequantize are left out; QuantError when none is left.
     """
     check_blocks(file)
-    found = {}
+    by_format = {}
     for name, info in file.tensors.items():
         if info.qtype in reference.FORMATS and info.elements:
             block_bytes = FORMATS[info.qtype].block_bytes
             row_bytes = FORMATS[info.qtype].nbytes(info.shape[-1] if info.shape else 1)
-            found.setdefault(info.qtype, []).append(file.blocks(name).reshape(-1, row_bytes)[:rows].reshape(-1, block_bytes))
-    if not found:
+            by_format.setdefault(info.qtype, []).append(
+                file.blocks(name).reshape(-1, row_bytes)[:rows].reshape(-1, block_bytes)
+            )
+    if not by_format:
         raise QuantError(f"{file.path}: no tensor of a format that can be dequantized")
-    return {qtype: np.concatenate(blocks) for qtype, blocks in sorted(found.items())}
+    return {qtype: np.concatenate(blocks) for qtype, blocks in sorted(by_format.items())}
 
 
 def not_compared(file) -> list[str]:

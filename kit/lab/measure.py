@@ -111,12 +111,12 @@ def _rounds(ways, least, budget, enough, clock, look):
         after = look()
         taken += [(before if before.near(after) else None, seconds) for seconds in batch]
         before = after
-        found = _of_one_state(taken, tuple(ways))
-        kept = len(taken) - found.left_out if found.state else 0
+        result = _of_one_state(taken, tuple(ways))
+        kept = len(taken) - result.left_out if result.state else 0
         if kept < least and len(taken) < 3 * least:
             continue
-        if clock() - start >= budget or (found.state and enough(found)):
-            return found
+        if clock() - start >= budget or (result.state and enough(result)):
+            return result
 
 
 def _of_one_state(taken: list[tuple[State | None, dict[str, float]]], ways: Sequence[str]) -> Rounds:

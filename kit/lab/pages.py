@@ -62,9 +62,9 @@ def speed(file) -> MapSpeed | None:
                 views.append(torch.from_numpy(file.raw(name)[: info.nbytes // 4 * 4]).view(torch.float32))
     if sum(view.nbytes for view in views) < min(LEAST, _CACHES * last_level_cache()):
         return None
-    found = MapSpeed(*map(max, zip(*passes(views), strict=True)), file.large_share())
+    measured = MapSpeed(*map(max, zip(*passes(views), strict=True)), file.large_share())
     file.unmap_pages()
-    return found
+    return measured
 
 
 def passes(views: list[torch.Tensor], count: int = _PASSES) -> list[tuple[float, float]]:
@@ -77,34 +77,33 @@ def passes(views: list[torch.Tensor], count: int = _PASSES) -> list[tuple[float,
     return rates[1:]
 
 
-def told(found: MapSpeed, now: MapSpeed, nbytes: float, command: str = "kit generate FILE") -> str:
-    """How a file was ``found``, how its pages are ``now``, what that costs a token that reads so many bytes, and the one
+def told(before: MapSpeed, now: MapSpeed, nbytes: float, command: str = "kit generate FILE") -> str:
+    """How fast a file's map was ``before`` and is ``now``, what that costs a token that reads so many bytes, and the one
     command where it costs something."""
-    if found.ratio >= SMALL:
-        return f"The file's pages are as fast as memory: {found.told()}."
-    text = (
-        f"The file's pages were slower than memory: {found.told()}. That costs {format_seconds(found.cost(nbytes))} per token. "
-    )
-    if now.ratio >= SMALL or now.ratio > found.ratio / SMALL:
+    if before.ratio >= SMALL:
+        return f"The file's pages are as fast as memory: {before.told()}."
+    cost = format_seconds(before.cost(nbytes))
+    text = f"The file's pages were slower than memory: {before.told()}. That costs {cost} per token. "
+    if now.ratio >= SMALL or now.ratio > before.ratio / SMALL:
         return f"{text}`{command}` reads the file again, once; after that {now.told()}."
-    if now.large is not None and now.large > found.large:
+    if now.large is not None and now.large > before.large:
         return f"{text}It was read again by larger pages, without a gain: {now.told()}."
     return (
         f"{text}No larger pages are to be had here; `{command} --pages copied` takes {format_bytes(nbytes)} of memory instead."
     )
 
 
-def settled(machine: Machine, file, found: MapSpeed | None, nbytes: float) -> tuple[Machine, str]:
+def settled(machine: Machine, file, before: MapSpeed | None, nbytes: float) -> tuple[Machine, str]:
     """(the machine with the bandwidth that the map of an open file has now, what ``told`` says of it), once the file is read
-    again where it is; ``found``: its speed before."""
+    again where it is; ``before``: its speed before."""
     if file.reading_again:
         file.reading_again.join()
-    now = found and (found if found.ratio >= SMALL else speed(file))
+    now = before and (before if before.ratio >= SMALL else speed(file))
     command = f"kit generate {shlex.quote(shown(file.path))} -p {shlex.quote(PROMPT)}"
-    text = told(found, now, nbytes, command) if now else "How its map reads memory is not known: it is too small."
+    text = told(before, now, nbytes, command) if now else "How its map reads memory is not known: it is too small."
     return with_map(machine, now), text
 
 
-def with_map(machine: Machine, found: MapSpeed | None) -> Machine:
+def with_map(machine: Machine, before: MapSpeed | None) -> Machine:
     """The machine with the bandwidth of a file's map: that share of its own that was measured, whatever the minute gives."""
-    return replace(machine, map_gbps=found.ratio * machine.read_gbps) if found else machine
+    return replace(machine, map_gbps=before.ratio * machine.read_gbps) if before else machine

@@ -82,16 +82,16 @@ def perplexity(model, ids: Sequence[int], bos=None, context=512, stride=None, pr
     parts = list(windows(ids, bos, context, stride or max(1, context // 2)))
     if sum(len(window) - first for window, first in parts) < 2:
         raise ModelError(f"the text has {len(ids)} tokens, too few to score: give a longer one")
-    found, passed, seconds = [], 0, 0.0
+    surprisals, passed, seconds = [], 0, 0.0
     bar = tqdm(parts, "perplexity", disable=None if progress else True, unit="window")
     for window, first in bar:
         start = time.perf_counter()
         logits = model.logits(window, first - 1)
         seconds += time.perf_counter() - start
         passed += len(window)
-        found.append(surprisal(logits[:-1], window[first:]))
-        bar.set_postfix_str(f"{power(np.concatenate(found).mean()):.3f}, {passed / seconds:.0f} tok/s")
-    return Perplexity(np.concatenate(found), passed, seconds)
+        surprisals.append(surprisal(logits[:-1], window[first:]))
+        bar.set_postfix_str(f"{power(np.concatenate(surprisals).mean()):.3f}, {passed / seconds:.0f} tok/s")
+    return Perplexity(np.concatenate(surprisals), passed, seconds)
 
 
 def surprisal(logits: torch.Tensor, targets: Sequence[int]) -> np.ndarray:

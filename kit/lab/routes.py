@@ -177,8 +177,8 @@ def _route_trace(path, lines) -> Routes:
             'JSON lines {"layer": 0, "token": 0, "ids": [1, 2]}'
         )
     facts = dict(re.findall(r"(\w+)=(\S+)", head.partition("\n# layer=")[0]))
-    found = re.findall(r"layer=(\d+) expert_bytes=(\d+) dense_bytes=(\d+)", head)
-    given = {int(layer): (int(expert), int(dense)) for layer, expert, dense in found}
+    matches = re.findall(r"layer=(\d+) expert_bytes=(\d+) dense_bytes=(\d+)", head)
+    given = {int(layer): (int(expert), int(dense)) for layer, expert, dense in matches}
     rows = numbers(path, lines[first + 1 :], lines[first], ("phase", "step", "layer", "expert", "residency"), first + 1)
     phase, step, layer, expert, residency = rows
     depth = max([*(number for number in given if possible(number)), *layer.tolist()], default=-1) + 1

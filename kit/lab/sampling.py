@@ -43,8 +43,8 @@ def sample(file: GGUFFile, every: Sequence[int], most: float, used: Callable[[li
         if info.layer in kinds:
             kinds[info.layer].append((info.name.partition(f"blk.{info.layer}.")[2], info.qtype, info.shape))
     alike: dict[tuple, int] = {}
-    for layer, found in kinds.items():
-        alike.setdefault(tuple(sorted(found)), layer)
+    for layer, tensors in kinds.items():
+        alike.setdefault(tuple(sorted(tensors)), layer)
     chosen, others = sorted(alike.values()), sorted(set(every) - set(alike.values()))
     spread = [others[int((at + 0.5) * len(others) / 16)] for at in range(min(16, len(others)))]
     for layer in dict.fromkeys(spread):

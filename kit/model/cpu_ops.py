@@ -158,8 +158,8 @@ class RowsOps(CpuOps):
 def _by_row(name):
     def each(self, layer, *tensors):
         rows = zip(*(x.split([len(row.tokens) for row in self._rows]) for x in tensors), strict=True)
-        found = [getattr(row, name)(layer, *parts) for row, parts in zip(self._rows, rows, strict=True)]
-        return None if found[0] is None else torch.cat(found)
+        results = [getattr(row, name)(layer, *parts) for row, parts in zip(self._rows, rows, strict=True)]
+        return None if results[0] is None else torch.cat(results)
 
     return each
 

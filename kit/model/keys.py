@@ -64,8 +64,8 @@ class ModelKeys(Keys):
     def same(self, key: str, value: bool | int | float, why: str, or_else: Collection = ()) -> None:
         """An error unless the file lacks the key or has this ``value``, or one of ``or_else``, which mean the same."""
         read = self.flag if isinstance(value, bool) else self.number if isinstance(value, float) else self.count
-        if (found := read(key, value)) not in (value, *or_else):
-            self.fail(key, f"{str(value).lower()}, {why}", f"is {str(found).lower()}")
+        if (stated := read(key, value)) not in (value, *or_else):
+            self.fail(key, f"{str(value).lower()}, {why}", f"is {str(stated).lower()}")
 
     def check_all_read(self, kinds: Collection[str]) -> None:
         """An error that names a key which nothing has read and which may change the logits. ``kinds``: of the file's layers."""

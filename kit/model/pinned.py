@@ -52,8 +52,8 @@ class PinnedBlocks(Weights):
             return self.held[stack] if expert is None else self.held[stack][expert]
         lies = blocks_of(self.file, name)  # an array over the map, whose pages nothing reads
         with self.trace.span("read", name, layer_of(name), lies.nbytes):
-            found = self._read(self.file.tensors[stack], (expert or 0) * lies.nbytes, lies.nbytes, self._room)
-            return found.reshape(lies.shape)
+            data = self._read(self.file.tensors[stack], (expert or 0) * lies.nbytes, lies.nbytes, self._room)
+            return data.reshape(lies.shape)
 
     def _read(self, info, start: int, nbytes: int, room: mmap.mmap) -> np.ndarray:
         file, start = self._files[info.part], info.offset + start

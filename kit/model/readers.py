@@ -189,7 +189,7 @@ def random_gbps(path, readers: int, nbytes: int, seconds: float = 1.0, seed: int
     start, before = time.perf_counter(), counters()[1]
     try:
         with ThreadPoolExecutor(readers) as pool:
-            found = sum(pool.map(reader, range(readers)))
+            total = sum(pool.map(reader, range(readers)))
     finally:
         os.close(descriptor)
-    return found if direct else (counters()[1] - before) / (time.perf_counter() - start) / 1e9 or found
+    return total if direct else (counters()[1] - before) / (time.perf_counter() - start) / 1e9 or total

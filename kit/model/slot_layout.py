@@ -43,17 +43,17 @@ class SlotLayout:
         for stack in self.stacks.values():
             self._by_layer.setdefault(stack.layer, []).append(stack)
         self._keys = {layer: [key_of(layer, expert) for expert in range(self.experts)] for layer in self._by_layer}
-        self._found: dict[str, tuple[str, Stack, int]] = {}
+        self._places: dict[str, tuple[str, Stack, int]] = {}
         self.bytes = {layer: sum(stack.each for stack in stacks) for layer, stacks in self._by_layer.items()}
 
     def find(self, name: str) -> tuple[str, Stack, int]:
         """(expert's key, stack, expert) of a matrix ``stack[3]``."""
-        found = self._found.get(name)
-        if found is None:
+        place = self._places.get(name)
+        if place is None:
             stack, _, expert = name[:-1].rpartition("[")
             where, number = self.stacks[stack], int(expert)
-            found = self._found[name] = self._keys[where.layer][number], where, number
-        return found
+            place = self._places[name] = self._keys[where.layer][number], where, number
+        return place
 
     def reads(self, layer: int, expert: int, slot: memoryview, name: str) -> list[Read]:
         """The reads that bring an expert into its slot."""

@@ -58,14 +58,14 @@ def special_tokens(keys: Keys, find: Callable[[bytes], int | None], count: int, 
         default = defaults.get(name, count)
         return keys.whole(f"{name}_token_id", default if default < count else None, 0, count - 1, "a token's id")
 
-    def found(texts):
+    def ids_of(texts):
         return {text: token for text in texts if (token := find(text.encode())) is not None}
 
     ids = {name: id_of(name) for name in ("bos", "eos", "eot", "eom", "unknown", "seperator", *_FILL_ENDS)}
-    ends = found(_ENDS)
+    ends = ids_of(_ENDS)
     for names, texts in _FILL.items():
         if all(id_of(name) is None for name in names):
-            marks = found(texts.split())
+            marks = ids_of(texts.split())
             kinds[list(marks.values())] = CONTROL  # some converters do not mark them
             ends |= marks if names[0] in _FILL_ENDS else {}
     kinds[list(ends.values())] = CONTROL
@@ -74,7 +74,7 @@ def special_tokens(keys: Keys, find: Callable[[bytes], int | None], count: int, 
         if texts <= ends.keys() and text in ends:
             kinds[ends[text]] = kind
             stops.discard(ends[text])
-    kinds[list(found(_SHOWN).values())] = USER_DEFINED
+    kinds[list(ids_of(_SHOWN).values())] = USER_DEFINED
     return SpecialTokens(kinds, stops - {None}, ids)
 
 

@@ -135,9 +135,9 @@ class _Charsmap:
 
     def longest(self, data: bytes, start: int) -> tuple[int, bytes]:
         """(length of the longest prefix of data[start:] in the map, its replacement); (0, b"") for none."""
-        length, found = 0, b""
+        length, replacement = 0, b""
         if not self._units:
-            return length, found
+            return length, replacement
         node = _base(self._units[0])
         for place in range(start, len(data)):
             node ^= data[place]
@@ -149,11 +149,11 @@ class _Charsmap:
                 at = self._units[node] & 0x7FFFFFFF if node < len(self._units) else len(self._replacements)
                 if at >= len(self._replacements):
                     self._fail(f"leads to text {at:,} of {len(self._replacements):,}")
-                length, found = place - start + 1, self._replacements[at : self._replacements.index(b"\0", at)]
-        return length, found
+                length, replacement = place - start + 1, self._replacements[at : self._replacements.index(b"\0", at)]
+        return length, replacement
 
-    def _fail(self, found):
-        self._keys.fail("precompiled_charsmap", "a table and the texts that it leads to, the last ended by a zero", found)
+    def _fail(self, actual):
+        self._keys.fail("precompiled_charsmap", "a table and the texts that it leads to, the last ended by a zero", actual)
 
 
 def _base(unit: int) -> int:

@@ -51,9 +51,9 @@ class Words(Sequence):
     def find(self, text: bytes) -> int | None:
         """The id of ``text``, the last of several; None when it is not in the vocabulary."""
         slot = hash(text) & self._mask
-        while (found := self._table[slot]) >= 0:
-            if self[found] == text:
-                return found
+        while (entry := self._table[slot]) >= 0:
+            if self[entry] == text:
+                return entry
             slot = slot + 1 & self._mask
         return None
 
@@ -62,8 +62,8 @@ class Words(Sequence):
         start = 0
         while start < len(data):
             stops = range(min(len(data), start + self._most), start, -1)
-            found = ((stop, token) for stop in stops if (token := self.find(data[start:stop])) is not None)
-            start, token = next(found, (start + 1, None))
+            pieces = ((stop, token) for stop in stops if (token := self.find(data[start:stop])) is not None)
+            start, token = next(pieces, (start + 1, None))
             yield token
 
     def __reduce__(self):
@@ -85,8 +85,8 @@ class Tokenizer:
         kinds, self.end_tokens, ids = special_tokens(self._keys, self._words.find, len(self), defaults or {})
         for token in np.flatnonzero(kinds == BYTE).tolist():
             if not _BYTE_TEXT.fullmatch(self._words[token]):
-                found = f"has {self._words[token]!r:.60} at {token:,}"
-                self._keys.fail("tokens", "texts such as <0x0A> for tokens of the kind byte", found)
+                fault = f"has {self._words[token]!r:.60} at {token:,}"
+                self._keys.fail("tokens", "texts such as <0x0A> for tokens of the kind byte", fault)
         self.begin = ids["bos"]
         self.bos = self._wanted("bos", ids, "bos" in adds)
         self.eos = self._wanted("eos", ids, "eos" in adds)
@@ -125,8 +125,8 @@ class Tokenizer:
             after = [self._words[token] for token in self._special if self._words[token] not in kept]
         elif "modern-bert" in name:
             before = [b"[MASK]"]
-        found = {text: self._words.find(text) for text in (*before, *after)}
-        return {token: (text in before, text in after) for text, token in found.items() if token is not None}
+        ids = {text: self._words.find(text) for text in (*before, *after)}
+        return {token: (text in before, text in after) for text, token in ids.items() if token is not None}
 
     def encode(self, text: str | bytes, special: bool = True, ends: bool = True) -> list[int]:
         """Token ids of ``text``; with ``ends``, the begin and end tokens that the file asks for are added.
@@ -243,9 +243,9 @@ def merge(symbols: list, priority: Callable) -> list:
 
     def offer(left, right):
         if left >= 0 and right >= 0:
-            found = priority(symbols[left], symbols[right])
-            if found is not None:
-                heapq.heappush(heap, (found, left, right, len(symbols[left]) + len(symbols[right])))
+            rank = priority(symbols[left], symbols[right])
+            if rank is not None:
+                heapq.heappush(heap, (rank, left, right, len(symbols[left]) + len(symbols[right])))
 
     for left, right in enumerate(right_of):
         offer(left, right)

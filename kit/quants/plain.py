@@ -66,9 +66,9 @@ def scales(format: Format, block) -> tuple[np.ndarray, np.ndarray | None]:
         return TABLES[meaning.table][block[meaning.d].reshape(len(block), -1)], None
     units = [block[field].astype(np.float32)[:, None] for field in (meaning.d, meaning.dmin) if field]
     if steps := meaning.steps:
-        found = integers(format, block, steps, groups * len(units)).astype(np.float32)
-        found = (found - np.float32(steps.less)) * np.float32(steps.times)
-        units = [unit * part for unit, part in zip(units, np.split(found, len(units), axis=1), strict=True)]
+        integers_read = integers(format, block, steps, groups * len(units)).astype(np.float32)
+        integers_read = (integers_read - np.float32(steps.less)) * np.float32(steps.times)
+        units = [unit * part for unit, part in zip(units, np.split(integers_read, len(units), axis=1), strict=True)]
     return units[0], units[1] if len(units) > 1 else None
 
 
@@ -100,13 +100,13 @@ def rows(format, block):
     index, below = 0, 0
     for part in grid.index:
         index, below = index | _read(format, block, part, format.block_elements // grid.lanes) << below, below + part.bits
-    found = quant.grid.reshape(quant.grid_shape).astype(np.int32)[index].reshape(len(block), -1, 8)
+    grid_rows = quant.grid.reshape(quant.grid_shape).astype(np.int32)[index].reshape(len(block), -1, 8)
     if grid.minus:
-        return 8 * found + np.where(_read(format, block, grid.minus, found.shape[1]), -1, 1)[..., None]
-    signs = _bits(_read(format, block, grid.signs, found.shape[1]), grid.signs.bits)
+        return 8 * grid_rows + np.where(_read(format, block, grid.minus, grid_rows.shape[1]), -1, 1)[..., None]
+    signs = _bits(_read(format, block, grid.signs, grid_rows.shape[1]), grid.signs.bits)
     if grid.signs.bits == 7:
         signs = np.concatenate([signs, signs.sum(-1, keepdims=True) & 1], -1)
-    return np.where(signs, -found, found)
+    return np.where(signs, -grid_rows, grid_rows)
 
 
 def _read(format, block, bits, count: int) -> np.ndarray:

@@ -102,9 +102,9 @@ def _blocks(data, format: Format, device: str):
 
 
 def _check_out(out, shape, dtype: str, device: str) -> None:
-    def refuse(found):
+    def refuse(actual):
         wanted = f"a contiguous {dtype} tensor{' or array' * (device == 'cpu')} of shape {tuple(shape)} on {device}"
-        raise QuantError(f"out must be {wanted}, not {found}")
+        raise QuantError(f"out must be {wanted}, not {actual}")
 
     if isinstance(out, np.ndarray):
         contiguous, where = out.flags.c_contiguous and out.flags.writeable, "cpu"

@@ -117,13 +117,13 @@ def address_limit() -> float:
 
 def _limits() -> list[tuple[int, int]]:
     """(bytes allowed, bytes free of them): of control groups, and of ulimit -v and -d, which count addresses."""
-    used, found = psutil.Process().memory_info(), rows.HERE.limits()
+    used, limits = psutil.Process().memory_info(), rows.HERE.limits()
     for name, kind in (("RLIMIT_AS", "vms"), ("RLIMIT_DATA", "data")):
         with suppress(AttributeError):  # a system without such limits, or without the size of data
             limit = resource.getrlimit(getattr(resource, name))[0]
             if limit != resource.RLIM_INFINITY:
-                found.append((limit, max(0, limit - getattr(used, kind))))
-    return found
+                limits.append((limit, max(0, limit - getattr(used, kind))))
+    return limits
 
 
 def peak_memory() -> int:
@@ -224,9 +224,9 @@ def forget(file, start: int = 0, nbytes: int = 0) -> bool:
 def resident(data: np.ndarray) -> float:
     """Share of the pages of an array over a mapped file that are in memory, by mincore(2); 1.0 where it cannot be told."""
     address, nbytes = rows.whole_pages(data)
-    found = np.zeros(nbytes.value // rows.PAGE, np.uint8)
-    known = rows.HERE.pages and rows.libc().mincore(address, nbytes, ctypes.c_void_p(found.ctypes.data)) == 0
-    return float(np.mean(found & 1)) if known else 1.0
+    flags = np.zeros(nbytes.value // rows.PAGE, np.uint8)
+    known = rows.HERE.pages and rows.libc().mincore(address, nbytes, ctypes.c_void_p(flags.ctypes.data)) == 0
+    return float(np.mean(flags & 1)) if known else 1.0
 
 
 def page_sizes(data: np.ndarray) -> tuple[int, int]:

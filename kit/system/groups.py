@@ -39,14 +39,14 @@ def own(controller: str) -> list[tuple[int, Path]]:
     A version that is not mounted has none.
     """
     groups = [line.split(":", 2)[1:] for line in text_of("/proc/self/cgroup").splitlines()]
-    found = []
+    folders = []
     for version, root, mount in _mounts(controller):
         names = "" if version == 2 else controller
         group = next((path for listed, path in groups if names in listed.split(",")), "/")
         inside = Path(group).relative_to(root) if Path(group).is_relative_to(root) else Path()
         inside = Path() if ".." in inside.parts else inside  # of a process outside the namespace that the mount shows
-        found += [(version, mount / part) for part in (inside, *inside.parents)]
-    return list(dict.fromkeys(found))
+        folders += [(version, mount / part) for part in (inside, *inside.parents)]
+    return list(dict.fromkeys(folders))
 
 
 def _mounts(controller: str) -> Iterator[tuple[int, str, Path]]:
@@ -65,7 +65,7 @@ def memory() -> list[tuple[int, int]]:
 
     Free is what is not in use, and the inactive pages of files, which the kernel drops before it kills.
     """
-    found = []
+    limits = []
     for version, folder in own("memory"):
         files = MEMORY[version]
         limit = min(_numbers(text_of(folder / name) for name in files.limits), default=None)
@@ -73,21 +73,21 @@ def memory() -> list[tuple[int, int]]:
             stat = dict(line.split()[:2] for line in text_of(folder / "memory.stat").splitlines() if " " in line)
             used = sum(_numbers([text_of(folder / files.use)]))
             dropped = sum(_numbers(stat.get(row, "") for row in files.pages))
-            found.append((limit, max(0, limit - max(0, used - dropped))))
-    return found
+            limits.append((limit, max(0, limit - max(0, used - dropped))))
+    return limits
 
 
 def cores() -> list[int]:
     """The cores' worth of time, rounded up, that each group of this process with such a limit gives."""
-    found = []
+    quotas = []
     for version, folder in own("cpu"):
         words = text_of(folder / "cpu.max").split() if version == 2 else [
             text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")
         ]  # fmt: skip
         numbers = _numbers(words)
         if len(numbers) == 2 and min(numbers) > 0:  # a quota of "max", or of -1: no limit
-            found.append(-(-numbers[0] // numbers[1]))
-    return found
+            quotas.append(-(-numbers[0] // numbers[1]))
+    return quotas
 
 
 def _numbers(texts) -> list[int]:

@@ -75,13 +75,13 @@ class NextUse(Policy, limited=False):
     def _farthest(self, planned, aside) -> tuple[float, str]:
         """(wait, key) of the resident that waits longest and is not planned for eviction; entries of those go ``aside``."""
         now, sizes, uses, heap = self._now, self._sizes, self._uses, self._expected
-        wait, found = -1, ""
+        wait, victim = -1, ""
         while heap:
             use = heap[0]
             key = use[1]
             if uses[key] is use and key in sizes:
                 if key not in planned:
-                    wait, found = -use[0] - now, key
+                    wait, victim = -use[0] - now, key
                     break
                 aside.append(use)
             heapq.heappop(heap)
@@ -91,7 +91,7 @@ class NextUse(Policy, limited=False):
                 if now - last > wait and (gap is None or now - last > self.OVERDUE * gap):
                     return now - last, key
                 break
-        return wait, found
+        return wait, victim
 
 
 class CyclicAware(Policy):

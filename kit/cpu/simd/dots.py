@@ -65,8 +65,8 @@ def dots_by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group:
                 for n in sorted(alike):
                     running = running if n % 4 else none
                     running = [add_dots(total, alike[n], place) for total, place in zip(running, places, strict=True)]
-                    found = [builder.mul(total, shuffled(changes, [n] * 4)) for total in running]
-                    sums = [builder.add(*two) for two in zip(sums, found, strict=True)]
+                    scaled = [builder.mul(total, shuffled(changes, [n] * 4)) for total in running]
+                    sums = [builder.add(*two) for two in zip(sums, scaled, strict=True)]
                 total = floats(sums[-1])
                 for power, number in enumerate(reversed(sums[:-1]), 1):
                     total = fma(*times(number, 256**power), total)

@@ -59,16 +59,16 @@ def strictest(verdicts) -> str:
 def read(folder: Path) -> list[Entry]:
     """An entry for every claim, from the records of all notebooks in ``folder`` but this book's own."""
     folder, state = Path(folder), state_of(folder)
-    found: dict[str, list[ClaimPart]] = {}
+    parts: dict[str, list[ClaimPart]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         if path.stem == OWN:
             continue
         page = next((name for name in (f"{path.stem}.html", f"{path.stem}.ipynb") if (folder / name).exists()), "")
         for record, anchor in anchored(path, state.get(path.stem)):
             if record.verdict:
-                found.setdefault(record.claim, []).append(ClaimPart(record, page and page + anchor))
+                parts.setdefault(record.claim, []).append(ClaimPart(record, page and page + anchor))
     return [
-        Entry(claim, tuple(found.get(name, ())), "" if name in found else _missing(claim, folder, state))
+        Entry(claim, tuple(parts.get(name, ())), "" if name in parts else _missing(claim, folder, state))
         for name, claim in claims.load().items()
     ]
 

@@ -96,7 +96,7 @@ def beside(measured: Mapping[str, object] | Iterable[str]):
     from kit.lab import tables  # no command needs pandas
 
     here = dict(measured) if isinstance(measured, Mapping) else dict.fromkeys(measured, "")
-    facts = [(get(name), found) for name, found in here.items()]
-    rows = [(fact.fact, fact.figure, found, fact.grade, fact.source) for fact, found in facts]
+    facts = [(get(name), value) for name, value in here.items()]
+    rows = [(fact.fact, fact.figure, value, fact.grade, fact.source) for fact, value in facts]
     frame = tables.frame(rows, "the public record", "figure", "here", "grade", "source")
     return frame if any(map(str, here.values())) else frame.drop(columns="here")

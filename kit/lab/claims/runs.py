@@ -83,14 +83,14 @@ def machine_rows(folders: Sequence[Path]) -> tuple[list[str], list[ComparedClaim
 def _rows(entries: Sequence[Entry]) -> list[ComparedClaim]:
     """The claim's row, then its parts'."""
     claim, parts = entries[0].claim.id, [_by_quantity(entry) for entry in entries]
-    found = []
+    claims = []
     for quantity in dict.fromkeys(quantity for one in parts for quantity in one):
         held = [one.get(quantity, []) for one in parts]
         words = tuple(strictest(record.verdict for record in rows) for rows in held)
-        found.append(ComparedClaim(claim, quantity, words, *pooled([record for rows in held for record in rows])))
-    whole = ComparedClaim(claim, "", tuple(entry.verdict for entry in entries), strictest(part.pooled for part in found),
-                found[0].reason if len(found) == 1 else "")  # fmt: skip
-    return [whole, *found] if len(found) > 1 else [whole]
+        claims.append(ComparedClaim(claim, quantity, words, *pooled([record for rows in held for record in rows])))
+    whole = ComparedClaim(claim, "", tuple(entry.verdict for entry in entries), strictest(part.pooled for part in claims),
+                claims[0].reason if len(claims) == 1 else "")  # fmt: skip
+    return [whole, *claims] if len(claims) > 1 else [whole]
 
 
 def _by_quantity(entry: Entry) -> dict[str, list[Record]]:
@@ -198,16 +198,16 @@ def median_difference(a, b, confidence: float, resamples: int, generator) -> tup
 def spreads(folders: Sequence[Path]) -> dict[str, dict]:
     """Kind of quantity (kit.lab.drift) -> ``factor`` (nine of ten medians stay within it of the middle of the runs, on both
     sides), ``most`` (all do), how many ``quantities`` and ``runs``. Ratios count where a verdict rests on them."""
-    found = defaultdict(list)
+    ratios = defaultdict(list)
     for of_runs in aligned([filter(_drifts, records.of_run(folder)) for folder in folders], settings=False):
         medians = [row.median for row in of_runs if row]
         if len(medians) > 1:
             kind = drift.kind_of_unit(next(filter(None, of_runs)).unit)
-            found[kind].append(np.sqrt(max(medians) / min(medians)))
+            ratios[kind].append(np.sqrt(max(medians) / min(medians)))
     return {
-        kind: {"factor": round(float(np.quantile(found[kind], 0.9)), 2), "most": round(float(max(found[kind])), 2),
-               "quantities": len(found[kind]), "runs": len(folders)}
-        for kind in drift.KINDS if found[kind]
+        kind: {"factor": round(float(np.quantile(ratios[kind], 0.9)), 2), "most": round(float(max(ratios[kind])), 2),
+               "quantities": len(ratios[kind]), "runs": len(folders)}
+        for kind in drift.KINDS if ratios[kind]
     }  # fmt: skip
 
 
@@ -219,14 +219,14 @@ def _drifts(row: Record) -> bool:
 
 def keep(path: Path, folders: Sequence[Path]) -> dict[str, dict]:
     """Replace the rows of data/drift.yaml by ``spreads(folders)``, below the comment that opens the file."""
-    found = spreads(folders)
-    missing = [kind for kind in drift.KINDS if kind not in found]
+    spread = spreads(folders)
+    missing = [kind for kind in drift.KINDS if kind not in spread]
     if missing:
         raise ReportError(f"these runs share no quantity of the kind {missing[0]}: name runs with more notebooks")
     head = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     machine = _setting(folders[0], book.read(folders[0]))["machine"]
     rows = [f"- {{id: {kind}, {', '.join(f'{name}: {value}' for name, value in row.items())}, machine: {machine}}}"
-            for kind, row in found.items()]  # fmt: skip
+            for kind, row in spread.items()]  # fmt: skip
     path.write_text("\n".join([*head, "", *rows]) + "\n", encoding="utf-8")
     drift.spreads.cache_clear()
-    return found
+    return spread

@@ -64,19 +64,19 @@ def command(routes, model, memory, disk, as_json, report):
         click.echo(one_page(Path(report), Request("quick", absolute(path) if path else "", ("10",), texts)))
         return
     with kit.open(path) if path else nullcontext() as file:
-        found = routing.given(routes, model or "")
-        dense, each = (dense_bytes(file), request_bytes(file)) if file else (int(found.dense_bytes.sum()), 0)
+        routed = routing.given(routes, model or "")
+        dense, each = (dense_bytes(file), request_bytes(file)) if file else (int(routed.dense_bytes.sum()), 0)
         large = file and file.largest
     if drawn:
         basis.append(
-            f"simulated routing, because no record was given: {len(found.decoded)} tokens that use {found.used:.0f} of "
-            f"{found.experts} experts are {found.name.replace(':', ' with')}, the mean of {len(routing.FITTED)} captures; "
+            f"simulated routing, because no record was given: {len(routed.decoded)} tokens that use {routed.used:.0f} of "
+            f"{routed.experts} experts are {routed.name.replace(':', ' with')}, the mean of {len(routing.FITTED)} captures; "
             "record your own with kit generate --routes"
         )
-    if len(found.decoded) == 1:
+    if len(routed.decoded) == 1:
         basis.append("only one decoded token, so no expert can be seen to be used again: record more tokens")
     if not path:
-        basis.append(f"dense weights from the record ({len(found.dense_bytes)} layers, without embedding and output)")
+        basis.append(f"dense weights from the record ({len(routed.dense_bytes)} layers, without embedding and output)")
     if speed is None and path:
         speed = max(random_gbps(large, readers, each) for readers in (1, 2, 4))
         basis.append(f"disk of the model, measured: {speed:.2f} GB/s with direct reads of one expert's matrix each")
@@ -84,12 +84,12 @@ def command(routes, model, memory, disk, as_json, report):
         basis.append("disk speed unknown: give --disk 2GB/s, or MODEL, to see seconds")
     read = state.probe_state().read_gbps
     basis.append(f"memory, measured now: {read:.1f} GB/s; each byte is read once, arithmetic is free, nothing overlaps")
-    budget = ExpertBudget(found, room, dense, speed, read)
+    budget = ExpertBudget(routed, room, dense, speed, read)
     table = budget.table()
     least = {f"{rate} tok/s": budget.least_memory(rate) for rate in SPEEDS} if speed else {}
     facts = {
-        "routes": found.name, "decoded": len(found.decoded), "prompt": found.prompt, "layers": found.layers,
-        "experts": found.experts, "used": found.used, "cycle_bytes": found.cycle, "memory_bytes": room,
+        "routes": routed.name, "decoded": len(routed.decoded), "prompt": routed.prompt, "layers": routed.layers,
+        "experts": routed.experts, "used": routed.used, "cycle_bytes": routed.cycle, "memory_bytes": room,
         "room_bytes": budget.room, "judged": budget.split()[2],
         "dense_bytes": dense, "disk_gbps": speed, "read_gbps": read, "basis": basis,
         "policies": table.reset_index().to_dict("records"), "least_memory_bytes": least, "advice": budget.advice(table),

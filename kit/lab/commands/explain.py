@@ -172,10 +172,10 @@ def _elsewhere(file, name, room, as_json) -> str:
     elsewhere.machine(name)  # an unknown one is said before the file is fetched
     with kit.open(file) as opened:
         check_model(opened)
-        there, found, says = elsewhere.explain(name, uses_of(opened), elsewhere.compressibility(opened), room)
+        there, ways, says = elsewhere.explain(name, uses_of(opened), elsewhere.compressibility(opened), room)
     if as_json:
         figures = [{"figure": figure, "value": value, "from": why} for figure, (value, why) in there.figures.items()]
-        return to_json({"machine": name, "figures": figures, "ways": found.reset_index().to_dict("records"), "says": says})
+        return to_json({"machine": name, "figures": figures, "ways": ways.reset_index().to_dict("records"), "says": says})
     title = f"PREDICTED FOR {name}, NOTHING MEASURED (seconds to load once; seconds per token)"
     basis = "\n".join(map(paragraph, there.basis()))
-    return f"{title}\n{as_text(formatted(found))}\n\n{paragraph(says)}\n\nFROM THESE FIGURES\n{basis}"
+    return f"{title}\n{as_text(formatted(ways))}\n\n{paragraph(says)}\n\nFROM THESE FIGURES\n{basis}"

@@ -106,10 +106,10 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             f"\ninterrupted; finished notebooks are kept. To continue:\n  kit reproduce --resume --out {folder}", err=True
         )
         sys.exit(EXIT_INTERRUPTED)
-    found = [(name or "all pages", text) for name, _, text in index.wrong(run, records.of_run(run.folder))]
+    warnings = [(name or "all pages", text) for name, _, text in index.wrong(run, records.of_run(run.folder))]
     older = "its bounds are out of date, because memory was measured to be faster later (--resume runs it again)"
-    found += [(name, older) for name in sorted(run.outdated)]
-    click.echo("\n".join(f"warning: {name}: {text}" for name, text in found) + "\n" * bool(found), nl=False, err=True)
+    warnings += [(name, older) for name in sorted(run.outdated)]
+    click.echo("\n".join(f"warning: {name}: {text}" for name, text in warnings) + "\n" * bool(warnings), nl=False, err=True)
     click.echo(folder / "index.html")
     sys.exit(EXIT_FAILED if run.failed else 0)
 

@@ -95,7 +95,7 @@ def peer(study: Study) -> Reached | None:
 def gather(study: Study) -> dict:
     """The answer as plain data: ``limit``, ``reached``, ``peer``, ``change``; seconds are per token."""
     nbytes, least, limits, speed = bytes_used(study.read), study.least, study.limits, study.map_speed
-    found = study.map_found
+    pages = study.map_found
     ways = reached(study)
     exact = next((each for each in ways if each.way.precision == "f32"), None)
     default = next((each for each in ways if each.way == study.predictions[0].way), None)
@@ -118,7 +118,7 @@ def gather(study: Study) -> dict:
             "tokens_per_second": 1 / least, "seconds": least, "bytes": nbytes, "read_gbps": study.read_gbps,
             "now_gbps": limits.now, "known_of": limits.at, "others_cores": limits.others,
             "map_gbps": speed and speed.gbps, "map_of_memory": speed and speed.ratio, "large_pages": speed and speed.large,
-            "found_map_gbps": found and found.gbps, "found_large_pages": found and found.large,
+            "found_map_gbps": pages and pages.gbps, "found_large_pages": pages and pages.large,
         },
         "reached": plain,
         "peer": (other := peer(study)) and other._asdict() | {"way": None, "tokens_per_second": 1 / other.seconds},

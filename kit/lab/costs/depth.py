@@ -84,18 +84,18 @@ def _parts(step: DecodeStep) -> dict[str, float]:
 
 def table(rows: list[dict]) -> pd.DataFrame:
     """Rows of ``least`` and ``measured`` as a table of seconds, by depth."""
-    found = pd.DataFrame(sorted(rows, key=lambda row: (row["positions"], row["by"])))
-    found.index = pd.Index([f"{depth:,}, {by}" for depth, by in zip(found.pop("positions"), found.pop("by"), strict=True)])
-    return found.rename_axis(DEPTH)
+    frame = pd.DataFrame(sorted(rows, key=lambda row: (row["positions"], row["by"])))
+    frame.index = pd.Index([f"{depth:,}, {by}" for depth, by in zip(frame.pop("positions"), frame.pop("by"), strict=True)])
+    return frame.rename_axis(DEPTH)
 
 
 def attending(file, most: int) -> tuple[GGUFFile, int, str]:
     """A file of up to ``most`` layers that attend, how many layers of ``file`` attend, and what is said of the others."""
     layers = read_config(file).layers
-    found = [number for number, layer in enumerate(layers) if layer.mixer.memory.position]
-    others = len(layers) - len(found)
+    numbers = [number for number, layer in enumerate(layers) if layer.mixer.memory.position]
+    others = len(layers) - len(numbers)
     told = f"; {others} recurrent layers are left out, but for the times by depth" * bool(others)
-    return sampling.what_fits(cut.cut(file, found) if others else file, most=most), len(found), told
+    return sampling.what_fits(cut.cut(file, numbers) if others else file, most=most), len(numbers), told
 
 
 def page(file, times: float, nbytes: float, gbps: float, longest: int) -> pd.DataFrame:

@@ -72,20 +72,20 @@ def _each(truth, logits, targets) -> torch.Tensor:
     """(4, targets) float64: surprisal of each target by the truth and by ``logits``, KL divergence, same token."""
     index, parts = torch.as_tensor(targets)[:, None], []
     for at in range(0, len(targets), _ROWS):
-        right, found = (side[at : at + _ROWS].double().log_softmax(1) for side in (truth, logits))
-        surprisals = (-side.gather(1, index[at : at + _ROWS])[:, 0] for side in (right, found))
-        same = (right.argmax(1) == found.argmax(1)).double()
-        parts.append(torch.stack([*surprisals, (right.exp() * (right - found)).sum(1), same]))
+        right, ours = (side[at : at + _ROWS].double().log_softmax(1) for side in (truth, logits))
+        surprisals = (-side.gather(1, index[at : at + _ROWS])[:, 0] for side in (right, ours))
+        same = (right.argmax(1) == ours.argmax(1)).double()
+        parts.append(torch.stack([*surprisals, (right.exp() * (right - ours)).sum(1), same]))
     return torch.cat(parts, 1)
 
 
-def _columns(right, found, divergence, same) -> dict[str, float]:
-    value, ratio = perplexity.power(found.mean()), perplexity.power((found - right).mean())
+def _columns(right, ours, divergence, same) -> dict[str, float]:
+    value, ratio = perplexity.power(ours.mean()), perplexity.power((ours - right).mean())
     return {
-        "perplexity": value, "perplexity_error": value * perplexity.standard_error(found),
-        "ratio": ratio, "ratio_error": ratio * perplexity.standard_error(found - right),
+        "perplexity": value, "perplexity_error": value * perplexity.standard_error(ours),
+        "ratio": ratio, "ratio_error": ratio * perplexity.standard_error(ours - right),
         "kl": float(divergence.mean()), "kl_error": perplexity.standard_error(divergence),
-        "same": float(same.mean()), "tokens": len(found),
+        "same": float(same.mean()), "tokens": len(ours),
     }  # fmt: skip
 
 

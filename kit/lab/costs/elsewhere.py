@@ -126,11 +126,11 @@ def _copied(there: Elsewhere, uses: list[Use], share: float) -> tuple[float, flo
 def compressibility(file) -> tuple[float, float]:
     """(blocks, float32): compressed bytes / bytes of an open file with WKdm, the first of macOS's two codecs (LZ4 is not
     tried). Measured on the first eight rows of every tensor and weighted with the bytes of each format."""
-    found = []
+    sizes = []
     for qtype, blocks in sample(file, 8).items():
         nbytes = sum(info.nbytes for info in file.tensors.values() if info.qtype == qtype)
-        found.append((nbytes, wkdm(blocks), wkdm(dequantize(blocks, qtype).numpy())))
-    weights, of_blocks, of_floats = np.array(found, float).T
+        sizes.append((nbytes, wkdm(blocks), wkdm(dequantize(blocks, qtype).numpy())))
+    weights, of_blocks, of_floats = np.array(sizes, float).T
     return float(np.average(of_blocks, weights=weights)), float(np.average(of_floats, weights=weights))
 
 

@@ -149,18 +149,18 @@ def serve(told: str) -> None:
             logits = ENGINES[name].start(path, **options)
         if "begin" in question:
             state = None  # the last prompt's KV cache is freed first
-            found, state = logits(question["begin"], state, 1)
-            said.append(int(found.argmax()))
+            scores, state = logits(question["begin"], state, 1)
+            said.append(int(scores.argmax()))
             token = said[-1]
         for _ in range(question.get("steps", 0)):
-            found, state = logits([token], state, 1)
-            token = int(found.argmax())
+            scores, state = logits([token], state, 1)
+            token = int(scores.argmax())
             said.append(token)
         if "logits" in question:
             state, ids = state if question.get("more") else None, question["logits"]
             each = []
             for part in [[token] for token in ids] if question["alone"] else [ids]:
-                found, state = logits(part, state, len(part))
-                each.append(found)
+                scores, state = logits(part, state, len(part))
+                each.append(scores)
             np.save(question["out"], np.concatenate(each))
         print(json.dumps([time.perf_counter() - start, said]), file=out)

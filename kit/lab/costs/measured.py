@@ -99,9 +99,9 @@ def of_run(folder: Path, file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
 
 def _kept(folder: Path, file) -> dict[Kind, Cost]:
     with suppress(OSError, ValueError):
-        found = json.loads((folder / _KEPT).read_text(encoding="utf-8"))
-        if found["file"] == digest_of(file):
-            return {Kind(qtype, tuple(shape)): Cost(*terms) for qtype, shape, *terms in found["costs"]}
+        stored = json.loads((folder / _KEPT).read_text(encoding="utf-8"))
+        if stored["file"] == digest_of(file):
+            return {Kind(qtype, tuple(shape)): Cost(*terms) for qtype, shape, *terms in stored["costs"]}
     return {}
 
 

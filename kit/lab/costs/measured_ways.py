@@ -57,8 +57,8 @@ def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measur
             result = replace(result, samples=result.samples[tokens // 2 :])
         return result
 
-    found, disturbed = state.undisturbed(once, tries)
-    return replace(found, disturbed=disturbed)
+    measured, disturbed = state.undisturbed(once, tries)
+    return replace(measured, disturbed=disturbed)
 
 
 def run(way: Way, weights, steps, tokens: int) -> Measured:

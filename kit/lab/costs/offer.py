@@ -14,11 +14,11 @@ def int8(file, store: Readings | None = None) -> str:
     """A sentence about ``--linear fused-int8`` for an open file, from the store of measurements and the qualities that were
     kept; "" where one of the four was not measured (by `kit explain` and page 07), or where it does not gain or loses more."""
     try:
-        found = quality.kept(file)
+        losses = quality.kept(file)
     except KitError:  # no tokenizer or pass of the kit: no quality either
         return ""
-    ours = found.get("int8 activations")
-    theirs = next((row for name, row in found.items() if name.startswith(_PEER)), None)
+    ours = losses.get("int8 activations")
+    theirs = next((row for name, row in losses.items() if name.startswith(_PEER)), None)
     if not ours or not theirs or ours["kl"] > _NEAR * theirs["kl"] + ours["kl_error"] + theirs["kl_error"]:
         return ""
     digest, store = digest_of(file), shared() if store is None else store

@@ -230,7 +230,7 @@ def draw(uses: list[Use], tokens: int, skew: float = 0.0, seed: int = 0) -> list
     Each layer draws its experts without replacement, the k-th most popular with a probability proportional to k^-``skew``
     (0: evenly); which are popular differs by layer. Embeddings of which a token takes a row are left out.
     """
-    random, orders, found = np.random.default_rng(seed), {}, []
+    random, orders, drawn = np.random.default_rng(seed), {}, []
     groups = [
         (key, [use.name for use in group])
         for key, group in groupby((use for use in uses if not use.is_rows), lambda use: (layer_of(use.name), use.used, use.of))
@@ -246,5 +246,5 @@ def draw(uses: list[Use], tokens: int, skew: float = 0.0, seed: int = 0) -> list
             # the largest of log(weight) + Gumbel noise are a draw without replacement
             best = np.argsort(np.log(weights) + random.gumbel(size=of))[of - used :]
             names += [f"{name}[{expert}]" for expert in sorted(popular[best].tolist()) for name in members]
-        found.append(names)
-    return found
+        drawn.append(names)
+    return drawn

@@ -92,8 +92,8 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
         for engine in running.values():
             engine.close()
     if text:
-        for name, found in _lost(path, [*running], text, environment).items():
-            rows[name] |= found
+        for name, losses in _lost(path, [*running], text, environment).items():
+            rows[name] |= losses
     return pd.DataFrame.from_dict(rows, "index").reindex(columns=_COLUMNS).rename_axis("engine")
 
 
@@ -112,8 +112,8 @@ def _lost(path, names, tokens: int, environment) -> dict[str, dict[str, float]]:
             stack.callback(engine.close)
             others[f"{name} {version(name)}"] = quality.LogitSource(engine.read)
         table = quality.quality(file, ["int8 activations"] * (_INT8 in names), tokens, others=others)
-    found = table.rename({"int8 activations": _INT8} | {f"{name} {version(name)}": name for name in names})
-    return found[["kl", "kl_error", "same"]].to_dict("index")
+    losses = table.rename({"int8 activations": _INT8} | {f"{name} {version(name)}": name for name in names})
+    return losses[["kl", "kl_error", "same"]].to_dict("index")
 
 
 def version(name: str) -> str:

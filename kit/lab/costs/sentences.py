@@ -149,14 +149,14 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     yield "answer", answer.gather(study), "\n".join(map(_wrapped, answer.told(study)))
     yield "", None, f"DOES IT FIT?\n{paragraph(fits(study))}"
     title = "WHERE A TOKEN'S TIME GOES, from the file's blocks"
-    yield "parts", rows(found := study.parts()), table(title, found)
-    found = study.depths()
+    yield "parts", rows(data := study.parts()), table(title, data)
+    data = study.depths()
     title = f"A TOKEN BY DEPTH (float32 KV cache; least: its bytes at {study.read_gbps:.1f} GB/s)"
-    yield "depths", found, table(title, depth.table(found)) if found else ""
+    yield "depths", data, table(title, depth.table(data)) if data else ""
     study.measure_best()
-    found = study.advice()
+    data = study.advice()
     title = "WHAT TO CHANGE (first, what kit generate does by itself; memory of the whole process)"
-    yield "advice", rows(found), table(title, short(found if everything else _shown(found)))
+    yield "advice", rows(data), table(title, short(data if everything else _shown(data)))
     yield "machine", {key: value for key, value in asdict(study.machine).items() if key not in ("samples", "methods")}, ""
     part = study.part or study
     run = {"runs": not part.order.reason, "reason": part.order.reason, "left_out": list(study.order.left_out)}
@@ -164,19 +164,19 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     yield from ((key, value, "") for key, value in run.items())
     yield "seconds_per_token_from_blocks", [] if study.part else list(part.order.seconds), ""
     plain = [
-        {"way": way.label, "seconds": list(found.samples), "hit_rate": found.hit_rate, "resident": found.resident}
-        for ran in {id(each): each for each in (study, part)}.values() for way, found in ran.measured.items()
+        {"way": way.label, "seconds": list(data.samples), "hit_rate": data.hit_rate, "resident": data.resident}
+        for ran in {id(each): each for each in (study, part)}.values() for way, data in ran.measured.items()
     ]  # fmt: skip
     title = f"MEASURED, {len(study.layers)} OF {study.facts['layers']} LAYERS (seconds per token of these alone)"
     yield "measured", plain, more(title, study.checked()) if study.part and part.measured else ""
     yield "not_measured", {way.label: why for way, why in part.unmeasured.items()}, ""
-    title, found = "WHAT ROUNDING DOES TO THE ANSWERS", study.quality
-    if isinstance(found, str):
-        yield "no_quality", found, f"{title}\n{paragraph(f'Not measured: {found}')}"
+    title, data = "WHAT ROUNDING DOES TO THE ANSWERS", study.quality
+    if isinstance(data, str):
+        yield "no_quality", data, f"{title}\n{paragraph(f'Not measured: {data}')}"
     else:
-        title += f" ({found.tokens.iloc[0]:,} positions of English, one standard error)"
-        yield "no_quality", "", f"{title}\n{as_text(quality.with_errors(found))}"
-    yield "quality", [] if isinstance(found, str) else rows(found), ""
+        title += f" ({data.tokens.iloc[0]:,} positions of English, one standard error)"
+        yield "no_quality", "", f"{title}\n{as_text(quality.with_errors(data))}"
+    yield "quality", [] if isinstance(data, str) else rows(data), ""
     yield from _tables(study, everything, rows, table, more)
     yield "says", [what(study), how(study), advise(study)], _rest(study)
 

@@ -218,8 +218,8 @@ def formatted(table: pd.DataFrame) -> pd.DataFrame:
     """A table of this module with its numbers as text, with units by its columns' names; an en dash for missing values."""
     known = dict.fromkeys(table, format_seconds) if table.index.name == DEPTH else _FORMATS
     texts = {name: values.astype(object).map(known.get(name, number), "ignore") for name, values in table.items()}
-    found = pd.DataFrame(texts, index=table.index, dtype=object).fillna("–")
-    return found.assign(faster=found["faster"] + " " + found.pop("by")) if "by" in found else found
+    frame = pd.DataFrame(texts, index=table.index, dtype=object).fillna("–")
+    return frame.assign(faster=frame["faster"] + " " + frame.pop("by")) if "by" in frame else frame
 
 
 def as_text(table: pd.DataFrame) -> str:

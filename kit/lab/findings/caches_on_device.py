@@ -35,11 +35,11 @@ def frontier(lab, file, tokens: int, shares=(0.0, 0.25, 0.5, 0.75, 1.0)) -> pd.D
         policy = kit.Pinned(round(share * total)) if 0 < share < 1 else kit.HashMap() if share else kit.NoCache()
         run = live.decode(file, policy, passes=tokens + 1, device="cuda", ahead=True)
         held, least = f"{share:.0%} of the blocks", bounds(lab.gpu, read, missed(run))[0]
-        found = lab.record(
+        record = lab.record(
             quantity=f"a token on the device, {held} in its memory", unit="s", samples=list(run.seconds[1:]), lower=least,
             device=lab.device, lower_source="the longer of device memory and bus, at measured bandwidths",
         )  # fmt: skip
-        rows.append((held, run.held_bytes / 2**20, least, found.median))
+        rows.append((held, run.held_bytes / 2**20, least, record.median))
     return tables.frame(rows, "in device memory", "MiB held", "predicted, s", "measured, s")
 
 

@@ -54,9 +54,9 @@ def counted(every: Mapping[str, Routes], hit: Callable, apart: Mapping[str, np.n
 
     ``hit(name, policy, bytes)``: in % of a decode; ``apart``: the stack distances of each record's decode."""
     points, values = {}, {}
-    for name, found in every.items():
-        layer = found.expert_bytes.sum()  # of one expert in each layer
-        sizes = {"below": 0.9 * found.cycle, "40 %": 0.4 * found.experts * layer, "24": 24 * layer, "40": 40 * layer}
+    for name, record in every.items():
+        layer = record.expert_bytes.sum()  # of one expert in each layer
+        sizes = {"below": 0.9 * record.cycle, "40 %": 0.4 * record.experts * layer, "24": 24 * layer, "40": 40 * layer}
         points[name] = {policy: hit(name, policy, 3000 << 20) for policy in ("LRU", *ONLINE, "MIN")}
         points[name] |= {what: hit(name, "LRU", size) for what, size in sizes.items()}
     at, full = points.values(), every["qwen"]
@@ -66,13 +66,13 @@ def counted(every: Mapping[str, Routes], hit: Callable, apart: Mapping[str, np.n
     even, held = routing.draw(full, 0.0, 0.0, 6, 128, seed).requests(), int(full.experts * full.expert_bytes.sum()) // 4
     values["even-share", 0] = [max(100 * replay_hits(even, make(held))[1][18000:].mean() - 25 for make in (kit.LRU, kit.LFU))]
     for part, share in enumerate((1, 2)):
-        rooms = {name: share * found.cycle for name, found in every.items()}
+        rooms = {name: share * record.cycle for name, record in every.items()}
         values["one-cycle", part] = [hit(name, "LFU", room) - hit(name, "LRU", room) for name, room in rooms.items()]
     rooms = {name: np.sort(np.where(each < 0, np.inf, each))[int(_HALF * len(each))] for name, each in apart.items()}
     values["gap", 0] = [hit(name, "MIN", room) - hit(name, "LRU", room) for name, room in rooms.items() if room < np.inf]
-    prompts = [used(found, found.token < found.prompt) for found in every.values() if found.prompt]
+    prompts = [used(record, record.token < record.prompt) for record in every.values() if record.prompt]
     values["prompt", 0] = [share for share in prompts if share]
-    values["no-hot-set", 0] = [used(found, found.token >= 0) for found in every.values() if len(found.decoded) >= _LONG]
+    values["no-hot-set", 0] = [used(record, record.token >= 0) for record in every.values() if len(record.decoded) >= _LONG]
     return points, values
 
 

@@ -114,9 +114,9 @@ def differences(measured: Mapping, exact: Mapping, allowed: Mapping[str, float])
     "as it should be": at most 1e-4 from the latter, and from exact what is ``allowed`` of their precision (absent: anything).
     """
     rows, of_precision = [], {}
-    for way, found in measured.items():
-        same = exact[way] if way.precision == "f32" else of_precision.setdefault(way.precision, found.result)
-        off, within = (relative_rms(found.result, right) for right in (exact[way], same))
+    for way, measurement in measured.items():
+        same = exact[way] if way.precision == "f32" else of_precision.setdefault(way.precision, measurement.result)
+        off, within = (relative_rms(measurement.result, right) for right in (exact[way], same))
         most = allowed.get(way.precision, np.nan)
         rows.append((way.label, off, most, within, within <= 1e-4 and not off > most))
     return tables.frame(rows, "way", "from f32, of its spread", "allowed", "from its own precision", "as it should be")

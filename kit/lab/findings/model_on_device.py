@@ -157,7 +157,7 @@ def judge(lab, file, points: pd.DataFrame, stands_for: str) -> None:
 
 def run(lab, samples: int) -> list[pd.DataFrame]:
     """Decode granite and TinyLlama (or the run's model) on the device: equality, records, verdicts, a figure; their tables."""
-    found, prompt = [], [1, 5, 9]
+    tables, prompt = [], [1, 5, 9]
     for stands_for in (reported.MODEL, "tinyllama-1.1b")[: 1 if lab.model else 2]:
         with lab.file(stands_for) as file:
             right, model = on_cpu(file, prompt), DeviceTransformer(DeviceWeights(file), max_context=len(prompt))
@@ -165,8 +165,8 @@ def run(lab, samples: int) -> list[pd.DataFrame]:
             points = speeds(file, samples)
             judge(lab, file, points, stands_for)
         roofline(points, lab.gpu)
-        found.append(table(points, lab.gpu))
-    return found
+        tables.append(table(points, lab.gpu))
+    return tables
 
 
 # --- the first token ---------------------------------------------------------------------------------------------------

@@ -216,13 +216,13 @@ def swapped(path, tiny, shares, folder: Path, inferences: int = 3, budget: float
                 raise Killed(f"swap = true: {way}, limit {limit}: {what}; leave swap = false for a spill file") from None
 
         own = take("blocks")["own"]
-        found = {share: {way: take(way, None if share >= 1 else own + round(share * used)) for way in WAYS} for share in shares}
-    for share, told in found.items():
+        times = {share: {way: take(way, None if share >= 1 else own + round(share * used)) for way in WAYS} for share in shares}
+    for share, told in times.items():
         if len({told[way]["tokens"][0] for way in WAYS}) > 1:
             raise ReportError(
                 f"{path}: with {share:.0%} of the float32 weights in memory, the variants give different tokens: {told}"
             )
-    return {share: {way: told[way]["seconds"] for way in WAYS} for share, told in found.items()}
+    return {share: {way: told[way]["seconds"] for way in WAYS} for share, told in times.items()}
 
 
 def _taken(path, tiny, way, inferences, budget) -> dict:

@@ -42,7 +42,7 @@ class TileWeights(DeviceWeights):
         tiles = [len(loaded.tiles) for loaded, _ in self.coded.values()]
         ends = list(accumulate(tiles, initial=0))
         self._place = dict(zip(self.coded, pairwise(ends), strict=True))
-        self._found = torch.zeros((2, ends[-1]), dtype=torch.uint32, device=self.device)
+        self._outcome = torch.zeros((2, ends[-1]), dtype=torch.uint32, device=self.device)
         largest = max(rows * columns for rows, columns in (loaded.tiles.shape for loaded, _ in self.coded.values()))
         self._room = torch.empty(largest, dtype=torch.int8, device=self.device)
 
@@ -68,13 +68,13 @@ class TileWeights(DeviceWeights):
         rows, columns = loaded.tiles.shape
         first, last = self._place[name]
         out = self._room[: rows * columns].view(rows, columns)
-        return start(loaded, out, self._found[:, first:last])[0]
+        return start(loaded, out, self._outcome[:, first:last])[0]
 
     def verify(self) -> None:
         """Wait for the device and check all tiles; CodecError names the first that failed, and the reason."""
-        found = self._found.cpu().numpy()
+        outcome = self._outcome.cpu().numpy()
         for name, (first, last) in self._place.items():
-            check(self.coded[name][0].tiles, found[:, first:last])
+            check(self.coded[name][0].tiles, outcome[:, first:last])
 
 
 class CompressedTransformer(DeviceTransformer):
@@ -109,14 +109,14 @@ def _plain(matrix: np.ndarray) -> Waiting:
     return Waiting(host, lambda arrived: arrived.view(torch.int8).view(matrix.shape))
 
 
-def _coded(tiles: Tiles, found: torch.Tensor) -> Waiting:
-    """Tiles whose streams are copied, while index and tables stay on the device. ``found``: see kit.codec.triton.start, which
+def _coded(tiles: Tiles, outcome: torch.Tensor) -> Waiting:
+    """Tiles whose streams are copied, while index and tables stay on the device. ``outcome``: see kit.codec.triton.start, which
     launches the decoder without waiting for it."""
     streams = streams_of(tiles)
     index, units = index_on_device(streams), getattr(torch, streams.units.dtype.name)
 
     def decoded(arrived):
-        return start(DeviceTiles(tiles, arrived.view(units), *index), found=found)[0]
+        return start(DeviceTiles(tiles, arrived.view(units), *index), outcome=outcome)[0]
 
     return Waiting(pinned(streams.units.view(np.uint8)), decoded)
 
@@ -134,10 +134,10 @@ class Streamed:
             if not isinstance(matrix, Tiles) and (matrix.dtype != np.int8 or matrix.ndim != 2):
                 raise CodecError(f"{name}: {matrix.ndim}-D {matrix.dtype}, expected an int8 matrix or its tiles")
         self._tiles = [matrix for matrix in matrices.values() if isinstance(matrix, Tiles)]
-        self._found = torch.zeros((2, sum(map(len, self._tiles))), dtype=torch.uint32, device=DEVICE)
-        found = iter(self._a_matrix(self._found))
+        self._outcome = torch.zeros((2, sum(map(len, self._tiles))), dtype=torch.uint32, device=DEVICE)
+        outcomes = iter(self._a_matrix(self._outcome))
         self.matrices = {
-            name: _coded(matrix, next(found)) if isinstance(matrix, Tiles) else _plain(matrix)
+            name: _coded(matrix, next(outcomes)) if isinstance(matrix, Tiles) else _plain(matrix)
             for name, matrix in matrices.items()
         }
         self._copying = None if INTERPRETED else torch.cuda.Stream()
@@ -151,8 +151,8 @@ class Streamed:
         with closing(self._arriving()) as arriving:
             for (name, matrix), arrived in zip(self.matrices.items(), arriving, strict=True):
                 yield name, matrix.open(arrived)
-        for tiles, found in zip(self._tiles, self._a_matrix(self._found.cpu()), strict=True):
-            check(tiles, found.numpy())
+        for tiles, outcome in zip(self._tiles, self._a_matrix(self._outcome.cpu()), strict=True):
+            check(tiles, outcome.numpy())
 
     def _arriving(self) -> Iterator[torch.Tensor]:
         """The bytes of each matrix on the device, in order, until the next are asked for: two buffers take turns."""
@@ -184,5 +184,5 @@ class Streamed:
         finally:
             computing.wait_stream(copying)  # the buffers' memory is kept until the copies in progress have ended
 
-    def _a_matrix(self, found):
-        return found.split([len(tiles) for tiles in self._tiles], dim=1)
+    def _a_matrix(self, outcome):
+        return outcome.split([len(tiles) for tiles in self._tiles], dim=1)

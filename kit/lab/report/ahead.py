@@ -72,11 +72,11 @@ def kernels(tensors, runs=True, plain=False, prompts=_ACTIVATIONS) -> list[tuple
     usable = [tensor for tensor in tensors if tensor.qtype in FORMATS and described(FORMATS[tensor.qtype])]
     formats = sorted({tensor.qtype for tensor in usable}, reverse=True)
     matrices = sorted({tensor.qtype for tensor in usable if len(tensor.shape) > 1}, reverse=True)
-    found = [("token" if prompts else "first token", "fused", "fused", "float32", None)] if runs else []
+    work = [("token" if prompts else "first token", "fused", "fused", "float32", None)] if runs else []
     few = dict.fromkeys([*formats, *(_KEPT if runs else ())])
-    found += [("multiplied", qtype, _FEW, activations) for qtype in few for activations in _ACTIVATIONS]
-    found += [("multiplied", qtype, _PROMPT, activations) for qtype in matrices if runs for activations in prompts]
-    return found + [("dequantized", qtype, tier) for tier in (None, "plain")[: 1 + bool(plain)] for qtype in formats]
+    work += [("multiplied", qtype, _FEW, activations) for qtype in few for activations in _ACTIVATIONS]
+    work += [("multiplied", qtype, _PROMPT, activations) for qtype in matrices if runs for activations in prompts]
+    return work + [("dequantized", qtype, tier) for tier in (None, "plain")[: 1 + bool(plain)] for qtype in formats]
 
 
 # ---- what the processes do; what only they need they import

@@ -59,11 +59,11 @@ def write(run: Run, running: bool = False) -> Path:
 
 def wrong(run: Run, rows: list[Record]) -> list[tuple[str, str, str]]:
     """What the pages of a run say and cannot be: (the notebook, "" of them all; the anchor on its page; what)."""
-    found = [(name, anchor, text) for name in run.planned for anchor, text in run.warnings_of(name)]
-    found += [(one.notebook, "", one.beaten) for one in lead.leads(run, rows) if one.beaten]
+    warnings = [(name, anchor, text) for name in run.planned for anchor, text in run.warnings_of(name)]
+    warnings += [(one.notebook, "", one.beaten) for one in lead.leads(run, rows) if one.beaten]
     across = [*gates.across(rows), *published.disagreements(run, rows)]
     across += [measurements.said(*pair) for pair in measurements.disagreements(measurements.of_run(run.folder))]
-    return found + [("", "", text) for text in across]
+    return warnings + [("", "", text) for text in across]
 
 
 def busy(rows: list[Record]) -> list[str]:
@@ -85,12 +85,14 @@ def one_page(folder: Path, request: runs.Request) -> Path:
 
 def groups(entries: list[Entry]) -> dict[str, tuple[str, list[Entry]]]:
     """The ledger by who claims it: name -> (how many have which verdict, its entries). The threads are one group."""
-    found, threads = {}, "Public threads, on experts"
+    by_report, threads = {}, "Public threads, on experts"
     for entry in entries:
-        found.setdefault(evidence.report_of(entry.claim).fact if entry.claim.report.isdigit() else threads, []).append(entry)
-    tallies = {name: [f"{n} {word}" for word, n in book.tally(some).items() if n] for name, some in found.items()}
-    order = sorted(found, key=lambda name: (name == threads, name))
-    return {name: (", ".join(tallies[name]), found[name]) for name in order}
+        by_report.setdefault(evidence.report_of(entry.claim).fact if entry.claim.report.isdigit() else threads, []).append(
+            entry
+        )
+    tallies = {name: [f"{n} {word}" for word, n in book.tally(some).items() if n] for name, some in by_report.items()}
+    order = sorted(by_report, key=lambda name: (name == threads, name))
+    return {name: (", ".join(tallies[name]), by_report[name]) for name in order}
 
 
 def answers(entries: list[Entry]) -> list[dict]:

@@ -112,8 +112,8 @@ def _of_file(run: Run, rows: list[Record]) -> Lead | None:
     own = [row for row in rows if row.notebook in MEASURED_IN and row.status == "ok" and row.median]
     measured = {name: samples_of(row) for name, row in ran.items()}
     if not OURS.keys() & measured.keys():  # llama.cpp is not installed: the notebook's own
-        found = {name: next((row for row in own if row.quantity == quantity), None) for name, quantity in WAYS.items()}
-        measured |= {name: tuple(row.samples) for name, row in found.items() if row}
+        recorded = {name: next((row for row in own if row.quantity == quantity), None) for name, quantity in WAYS.items()}
+        measured |= {name: tuple(row.samples) for name, row in recorded.items() if row}
     if not OURS.keys() & measured.keys():
         return None
     model, busy = run.request.model, _busy(ran, [row for row in rows if row.notebook == notebook])

@@ -65,8 +65,8 @@ def render(folder: Path) -> Path:
     ReportError for any other folder, also one that holds runs: nothing is written there.
     """
     if not (folder / STATE).exists() and not (folder / "index.html").exists():
-        found = ", ".join(path.name for path in runs_in(folder)[:3])
-        raise ReportError(f"{folder} is neither a run nor a merged report: name one of its runs ({found}, ...), or join them "
+        names = ", ".join(path.name for path in runs_in(folder)[:3])
+        raise ReportError(f"{folder} is neither a run nor a merged report: name one of its runs ({names}, ...), or join them "
                           "by kit report merge")  # fmt: skip
     for path in runs_in(folder):
         run = load(path)

@@ -48,7 +48,7 @@ def disagreements(run: Run, rows: Iterable[Record]) -> list[str]:
     for one in values(run, rows):
         if not one.busy:
             by_key[one.key].setdefault(one.by, one)
-    for (quantity, *_), found in by_key.items():
-        apart = [pair for pair in combinations(found.values(), 2) if pair[0].apart(pair[1])]
+    for (quantity, *_), of_one in by_key.items():
+        apart = [pair for pair in combinations(of_one.values(), 2) if pair[0].apart(pair[1])]
         said += [f"{quantity}: {a.told} in {a.by}, {b.told} in {b.by}: two values of one measurement" for a, b in apart[:1]]
     return said

@@ -49,25 +49,25 @@ def write(out: Path, cells: list[Cell]) -> Path | None:
             index.write(run)
     if not ran:
         return None
-    found = results(out, cells)
+    outcomes = results(out, cells)
     names = ("claim", "quantity", "unit", "median", "lower", "upper", "verdict")
     rows = [
         {"notebook": cell.notebook} | cell.facts | {name: getattr(row, name) for name in names}
-        for cell, _, measured in found
+        for cell, _, measured in outcomes
         for row in measured
     ]
     pd.DataFrame(rows).to_csv(out / "table.csv", index=False)
-    groups = {cell.notebook: [result for result in found if result.cell.notebook == cell.notebook] for cell in cells}
+    groups = {cell.notebook: [result for result in outcomes if result.cell.notebook == cell.notebook] for cell in cells}
     return theme.write(
         out / "index.html",
         "sweep.html.j2",
         folder=out.resolve().name,
-        results=found,
+        results=outcomes,
         pages={cell.name for cell in ran},
         machines=list({cell.kind: html.environment(out / cell.name) for cell in ran}.items()),
         groups=[(notebook, _names(r.cell.facts for r in group), _names(r.measured for r in group), group)
                 for notebook, group in groups.items()],
-        verdicts=[(result.cell, row) for result in found for row in result.records if row.verdict],
+        verdicts=[(result.cell, row) for result in outcomes for row in result.records if row.verdict],
     )  # fmt: skip
 
 

@@ -151,8 +151,8 @@ def connect(scheduler: str = "", workers: int = 1, wait: float = 60, say: Callab
 
 def kinds(client: Client) -> list[str]:
     """The kinds of machine that the workers run on; ReportError for a worker with another version or other code of the kit."""
-    found = client.run(lambda: (kit.__version__, machine.machine_id()))
-    for address, (version, _) in found.items():
+    workers = client.run(lambda: (kit.__version__, machine.machine_id()))
+    for address, (version, _) in workers.items():
         if version != kit.__version__:
             raise ReportError(f"the worker {address} has kit {version}, this is {kit.__version__}: install the same there")
     for address, code in client.run(sources.of_package).items():  # after the versions: an older one has no such function
@@ -160,7 +160,7 @@ def kinds(client: Client) -> list[str]:
             raise ReportError(
                 f"the worker {address} has different code of kit {kit.__version__}: install the same checkout there"
             )
-    return sorted({kind for _, kind in found.values()})
+    return sorted({kind for _, kind in workers.values()})
 
 
 def cell_state(out: Path, cell: Cell) -> dict | None:
