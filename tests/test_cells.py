@@ -15,7 +15,7 @@ from test_first_token import SLOW, SPEEDS, curve, dequantized
 from traces import mixture_of_experts
 
 import kit
-from kit.lab import disk, routing
+from kit.lab import disk, measurements, routing
 from kit.lab.claims import book, gates, records
 from kit.lab.costs.elsewhere import GUESS
 from kit.lab.costs.measured import Cost
@@ -418,12 +418,9 @@ def test_a_cell_shows_what_it_says_and_nothing_else(name):
 
 READS = {  # notebook, up to this cell, reads a record of another: quantity -> where it stands then
     ("03_cache_variants", "live-table", "02_cache_mystery"): {
-        "tokens a second, all float32 kept": lambda ran: ran["points"].loc["all kept", "tok/s"],
-    },
-    ("09_your_model", "measure", "07_memory_frontier"): {
-        way.quantity: lambda ran, way=way: ran["study"].measured[way].seconds for way in (BLOCKS, BLOCKS_INT8)
-    },
-}  # fmt: skip
+        "tokens a second, all float32 kept": lambda ran: ran["points"].loc["all kept", "tok/s"]
+    }
+}
 
 
 @pytest.mark.parametrize("name, until, earlier", READS)
@@ -436,6 +433,16 @@ def test_a_quantity_that_an_earlier_notebook_measured_is_read_from_it(name, unti
     later = cells.run(name, until, out=tmp_path)
     assert {where(later) for where in READS[name, until, earlier].values()} == {1234.5}
     assert not {row.quantity for row in records.read([tmp_path / f"{name}.jsonl"])} & {*READS[name, until, earlier]}
+
+
+def test_a_way_that_page_07_measured_is_read_from_the_store_of_the_run(ran, tmp_path):
+    """Even unlikely samples, and page 09 measures none of these ways again."""
+    store, taken = measurements.of_run(tmp_path), (BLOCKS, BLOCKS_INT8)
+    for row in measurements.of_run(ran("07_memory_frontier")["lab"].out):
+        store.add(replace(row, samples=(1234.5,)))
+    later = cells.run("09_your_model", "measure", out=tmp_path)
+    assert {later["study"].measured[way].samples for way in taken} == {(1234.5,)}
+    assert {row.by for row in store} == {"07_memory_frontier"} and {*taken} <= {*later["taken"]}
 
 
 # --- the harness itself ---------------------------------------------------------------------------------------------------
