@@ -28,13 +28,13 @@ from kit.cache.traces import Requests, repeated
 from kit.errors import TraceError
 from kit.lab import oracle
 from kit.lab.commands import cli
-from kit.lab.costs import measuring, sentences, tables
+from kit.lab.costs import answer, engines, measuring, sentences, tables
 from kit.lab.costs.measured import DTYPES, FUSED, Cost, Kind, measure_costs
 from kit.lab.costs.measured_ways import Measured, measure
 from kit.lab.costs.order import Order, order_of
 from kit.lab.costs.slot_waits import slot_waits
 from kit.lab.costs.study import Study
-from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, UsedTensor, Way, predict, used_tensors
+from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Prediction, UsedTensor, Way, predict, used_tensors
 from kit.model import budget
 from kit.system.rows import PAGE
 from kit.units import format_bytes, format_seconds
@@ -538,6 +538,25 @@ def test_a_way_that_rounds_says_what_that_does(study):
     study.__dict__["quality"] = "no tokenizer"
     assert "activations rounded to 8 bits, its effect not measured." in sentences.advise(study)
     study.__dict__.pop("quality")
+
+
+def test_a_gain_is_told_with_the_loss_that_it_costs(path, monkeypatch):
+    """As a sentence: "1.06 times as fast, if the quality does" was none. Where llama.cpp's speed is, its loss is known, too."""
+    study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
+    ways = [answer.Reached(way.label, way, seconds, seconds, seconds, 0.0) for way, seconds in ((BLOCKS_INT8, 1), (BLOCKS, 2))]
+    study.__dict__ |= {"_predicted": [Prediction(way, 1, 1, None, 1, 1) for way in (BLOCKS, BLOCKS_INT8)], "kept_quality": {}}
+    start = "To change: take int8 activations, 2.00 times as fast, if you accept their loss of quality"
+    assert answer._change(study, ways)[0] == f"{start} (measured below)."
+    study.kept_quality["int8 activations"] = {"kl": 0.0016, "kl_error": 0.0001}
+    study.kept_quality["llama.cpp, mmap 2026.1"] = {"kl": 0.0014, "kl_error": 0.00006}
+    assert answer._change(study, ways)[0] == f"{start} (KL 0.0016 ± 0.0001 nats)."
+    monkeypatch.setattr(engines.llama_cpp, "available", lambda: True)
+    study.__dict__["engines"] = {}
+    said = answer._beside(study, None, answer.Reached(engines.PEER, None, 1, 1, 1, 0.0))
+    assert said.endswith("it rounds activations to 8 bits as well (KL 0.0014 ± 6e-05 nats).")
+    study.kept_quality.clear()
+    study.__dict__["quality"] = "no tokenizer"
+    assert answer._change(study, ways)[0] == f"{start} (not measured)."
 
 
 def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):

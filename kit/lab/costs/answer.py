@@ -3,9 +3,11 @@
 import shlex
 from typing import NamedTuple
 
+import pandas as pd
+
 from kit.gguf.uses import bytes_used
 from kit.lab import pages
-from kit.lab.costs import quality
+from kit.lab.costs import divergence, quality
 from kit.lab.costs.engines import ENGINES, PEER
 from kit.lab.costs.study import Study
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, Way
@@ -15,6 +17,7 @@ from kit.lab.state import BUSY
 from kit.system.paths import shown
 from kit.units import format_bytes, format_seconds
 
+_INT8, _PEER = "int8 activations", PEER.partition(",")[0]  # rows of kit.lab.costs.quality; of llama.cpp one for each version
 _WORTH = 1.05  # times as fast: less is no reason to change anything
 
 
@@ -140,10 +143,9 @@ def told(study: Study) -> list[str]:
     exact = next((each for each in ways if each.way.precision == "f32"), None)
     if exact:
         lines.append(f"kit reaches {exact.told} exactly, {_by(exact)}, {least / exact.seconds:.0%} of the limit.")
-    rounded = next((each for each in ways if each.way.precision == "int8 activations"), None)
+    rounded = next((each for each in ways if each.way.precision == _INT8), None)
     if rounded:
-        lost = quality.lost("int8 activations", study.__dict__.get("quality"))
-        lines.append(f"With int8 activations it reaches {rounded.told}: {lost}.")
+        lines.append(f"With int8 activations it reaches {rounded.told}: {quality.lost(_INT8, _qualities(study))}.")
     if not study.room.fits:
         lines.append(_short(study))
     lines.append(_beside(study, exact, other))
@@ -172,7 +174,24 @@ def _beside(study: Study, exact: Reached | None, other: Reached | None) -> str:
     if other is None:
         return ""
     times = f", {exact.seconds / other.seconds:.2f} times as fast as kit's exact way" if exact and exact.measured else ""
-    return f"llama.cpp reaches {other.told} on the same file, in turn with kit{times}; it rounds activations to 8 bits as well."
+    rounds = "it rounds activations to 8 bits as well" + (f" (KL {kl})" if (kl := _kl(study, _PEER)) else "")
+    return f"llama.cpp reaches {other.told} on the same file, in turn with kit{times}; {rounds}."
+
+
+def _qualities(study: Study):
+    """The table of kit.lab.costs.quality as far as it is known: measured now, or kept from before; None: of nothing yet."""
+    if "quality" in study.__dict__:
+        return study.quality
+    kept = study.kept_quality
+    return pd.DataFrame.from_dict(kept, "index") if _INT8 in kept else None
+
+
+def _kl(study: Study, name: str) -> str:
+    """The divergence from float32 of a precision or an engine, whatever its version; "" where it is not known."""
+    table = _qualities(study)
+    rows = study.kept_quality | ({} if table is None or isinstance(table, str) else table.to_dict("index"))
+    found = next((row for key, row in rows.items() if key.startswith(name)), None)
+    return f"{divergence.told(found['kl'], found['kl_error'])} nats" if found else ""
 
 
 def _short(study: Study) -> str:
@@ -196,11 +215,13 @@ def _change(study: Study, ways: list[Reached]) -> list[str]:
         return ["Nothing that a command runs stays within this memory."]
     default = next((each for each in ways if each.way == study.predictions[0].way), None)
     best, times = ways[0], default.seconds / ways[0].seconds if default else 0.0
-    rounds = best.way.precision == "int8 activations"
+    rounds = best.way.precision == _INT8
     if rounds and times < _WORTH:
         best = default or best
     if rounds and times >= _WORTH:
-        text = f"To change: take int8 activations, {times:.2f} times as fast, if the quality does."
+        none = "not measured" if isinstance(study.__dict__.get("quality"), str) else "measured below"
+        lost = f"KL {kl}" if (kl := _kl(study, _INT8)) else none
+        text = f"To change: take int8 activations, {times:.2f} times as fast, if you accept their loss of quality ({lost})."
     elif best.way in (BLOCKS, BLOCKS_INT8):
         text = "To change: nothing. The file's own blocks are the fastest way here."
     elif best is default:

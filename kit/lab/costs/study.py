@@ -25,7 +25,7 @@ from kit.lab.costs.divergence import tokens_for
 from kit.lab.costs.measured import Cost, Kind, measure_costs, of_run
 from kit.lab.costs.measured_ways import Measured
 from kit.lab.costs.order import FUSED, Order, draw, kind_of, order_of
-from kit.lab.costs.quality import quality
+from kit.lab.costs.quality import kept, quality
 from kit.lab.costs.room import Room
 from kit.lab.costs.ways import BLOCKS, Prediction, Way, faster_than_probed, roofed
 from kit.lab.limits import KnownLimits
@@ -287,6 +287,14 @@ class Study:
             return quality(self.file, _PRECISIONS[self.thorough or weights < _LARGE], tokens)
         except KitError as error:
             return str(error)
+
+    @cached_property
+    def kept_quality(self) -> dict[str, dict[str, float]]:
+        """Precision or engine -> the columns of ``quality`` that were measured of this file before."""
+        try:
+            return kept(self.file)
+        except KitError:  # no tokenizer or pass of the kit: no quality either
+            return {}
 
     def measure_best(self, best: int = 2) -> dict[Way, Measured]:
         """Measure what `kit generate` does and the ``best`` fastest of the others (kit.lab.costs.measuring)."""
