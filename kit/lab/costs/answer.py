@@ -190,8 +190,8 @@ def _kl(study: Study, name: str) -> str:
     """The divergence from float32 of a precision or an engine, whatever its version; "" where it is not known."""
     table = _qualities(study)
     rows = study.kept_quality | ({} if table is None or isinstance(table, str) else table.to_dict("index"))
-    found = next((row for key, row in rows.items() if key.startswith(name)), None)
-    return f"{divergence.told(found['kl'], found['kl_error'])} nats" if found else ""
+    lost = next((row for key, row in rows.items() if key.startswith(name)), None)
+    return f"{divergence.told(lost['kl'], lost['kl_error'])} nats" if lost else ""
 
 
 def _short(study: Study) -> str:

@@ -47,12 +47,12 @@ def measure_best(study, best: int) -> None:
             _store(study, result)
 
 
-def in_store(found: dict[Way, Measured], file, store: Readings, by: str) -> dict[Way, Measured]:
+def in_store(measured: dict[Way, Measured], file, store: Readings, by: str) -> dict[Way, Measured]:
     """The ways that a page of a run measured on an open file, each with the one value that the run shows: the engines' reading
     of a way that they ran, each in a process of its own and in turn; else what was measured, which the run's ``store`` keeps
     for the other pages."""
     digest, told = digest_of(file), {}
-    for way, one in found.items():
+    for way, one in measured.items():
         reading = store.known(way.label, digest, settings(), busy=True) if way in _ENGINE_WAYS.values() else None
         if reading is None:
             note(store, Reading(way.label, digest, one.samples, "s", settings(), _others(one), by))
@@ -64,12 +64,12 @@ def in_store(found: dict[Way, Measured], file, store: Readings, by: str) -> dict
 
 def earlier(study) -> dict[Way, Measured]:
     """The ways of a study's file that another page of its run measured, from the run's store."""
-    digest, found = digest_of(study.file), {}
+    digest, taken = digest_of(study.file), {}
     for way in (each.way for each in study.predictions):
         reading = study.store.known(_label(study, way), digest, settings(), busy=True)
         if reading and reading.by != study.by:
-            found[way] = Measured(way, reading.samples, None, 0, None, reading.busy)
-    return found
+            taken[way] = Measured(way, reading.samples, None, 0, None, reading.busy)
+    return taken
 
 
 def left(study) -> float:
