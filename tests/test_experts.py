@@ -322,23 +322,22 @@ def test_what_is_in_memory_tells_no_speed_of_a_disk(recorded, tmp_path, monkeypa
         assert expert_ways.by_map(file, 0, "willneed", 2) == 5.0 and asked  # it was just written: all is in memory
 
 
-@pytest.mark.parametrize("readers", [1, 2, 3])
-def test_a_layer_waits_for_what_its_arithmetic_does_not_hide(readers):
+def test_a_layer_waits_for_what_its_arithmetic_does_not_hide():
     """Against a walk from event to event: the next expert begins when the one before is done and its bytes are there."""
     draw, gbps, per_byte = np.random.default_rng(3), 1.5, 0.7e-9
     rows = [(token, layer, expert) for token in range(5) for layer in range(3) for expert in range(8)]
     size, hit = np.repeat(draw.integers(1, 9, 15), 8) * 10**6, draw.random(len(rows)) < 0.6
     keys = [key_of(layer, expert) for _, layer, expert in rows]
     future = kit.cache.traces.Requests(keys, size.tolist(), [token for token, *_ in rows])
-    missed, waited = costs.waited(future, hit, gbps, per_byte, readers)
+    missed, waited = costs.waited(future, hit, gbps, per_byte)
     for token in range(5):
         total = 0.0
         for layer in range(3):
             here = [n for n, row in enumerate(rows) if row[:2] == (token, layer)]
-            clock, free = 0.0, [0.0] * readers  # when each reader is free
+            clock = read = 0.0
             for n in here:
                 if not hit[n]:
-                    read = free[int(np.argmin(free))] = min(free) + size[n] * readers / gbps / 1e9
+                    read += size[n] / gbps / 1e9
                     total, clock = total + max(0, read - clock), max(read, clock)
                 clock += size[n] * per_byte
         assert waited[token] == pytest.approx(total)

@@ -355,7 +355,7 @@ def test_what_slots_wait_for_is_what_their_policy_misses():
     ]  # fmt: skip
     block = lambda name: sizes[name.split("_")[1]]  # noqa: E731
     for slots in (1, 4, 7, 12):
-        found = slot_waits(tokens, block, (slots + 2) * 4 * PAGE, "LRU", 1e-9, 0.0, readers=1)
+        found = slot_waits(tokens, block, (slots + 2) * 4 * PAGE, "LRU", 1e-9, 0.0)
         held, missed = [], []
         for token in tokens:
             missed.append(0)
@@ -363,7 +363,7 @@ def test_what_slots_wait_for_is_what_their_policy_misses():
                 missed[-1] += 800 * (key not in held)
                 held = [*(other for other in held if other != key), key][-slots:]
         assert found.missed == pytest.approx(np.mean(missed[4:])) and found.hits == pytest.approx(1 - found.missed / 4800)
-        assert found.least <= found.missed and found.wait == pytest.approx(found.missed)  # a byte per second, one reader
+        assert found.least <= found.missed and found.wait == pytest.approx(found.missed)  # a byte per second
 
 
 # --- controls --------------------------------------------------------------------------------------------------------

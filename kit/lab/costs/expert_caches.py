@@ -134,19 +134,18 @@ def sorted_routes(routes: Routes, tokens: int) -> tuple[list[dict[int, list[int]
     return steps, Requests(keys, [int(routes.expert_bytes[layer]) for layer, _, _ in rows], [token for _, _, token in rows])
 
 
-def waited(future: Requests, hit: np.ndarray, gbps: float, per_byte: float, readers: int = 1) -> np.ndarray:
+def waited(future: Requests, hit: np.ndarray, gbps: float, per_byte: float) -> np.ndarray:
     """(2, tokens): the bytes that each token misses, and the seconds that its layers wait for them.
 
-    ``readers`` that share ``gbps`` read a layer's experts in the order of use, while those that are in memory are multiplied,
-    which takes ``per_byte`` seconds per byte. So a layer waits for the read that ends longest after the arithmetic before it.
+    A layer's experts are read in the order of use, at ``gbps`` however few they are: readers share an expert's matrices.
+    Meanwhile those that are in memory are multiplied, which takes ``per_byte`` seconds per byte. So a layer waits for the read
+    that ends longest after the arithmetic before it.
     """
     waits, sizes = np.zeros((2, future.tokens[-1] + 1)), np.array(future.sizes)
     place = [(token, layer_of(key)) for token, key in zip(future.tokens, future.keys, strict=True)]
     for (token, _), uses in groupby(range(len(place)), key=place.__getitem__):
         size, missed = sizes[uses := [*uses]], ~hit[uses]
-        ends = size[missed] * readers / gbps / 1e9
-        for reader in range(readers):
-            ends[reader::readers] = np.cumsum(ends[reader::readers])
+        ends = np.cumsum(size[missed]) / gbps / 1e9
         late = ends - per_byte * (np.cumsum(size) - size)[missed]
         waits[:, token] += size[missed].sum(), late.max(initial=0)
     return waits
@@ -158,7 +157,7 @@ def replayed(live: Routes, run, way, slots: float, gbps: float, per_byte: float)
     _, future = sorted_routes(live, len(run.seconds))
     hit = replay_hits(future.counted(), policy_of(way.policy or "LRU", int(slots), future))[1]
     beside = way.holds == "slots" or way.advice == "willneed"  # others ask when they need it; llama.cpp routes for itself
-    waits = waited(future, hit, gbps, per_byte if beside else 0.0, way.readers if way.holds == "slots" else 1)
+    waits = waited(future, hit, gbps, per_byte if beside else 0.0)
     return waits[:, len(run.seconds) // 2 :] * (1.0 if way.policy else math.nan)
 
 

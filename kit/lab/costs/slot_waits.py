@@ -23,7 +23,7 @@ class SlotWaits(NamedTuple):
     least: float
 
 
-def slot_waits(tokens, blocks, memory: int, policy: str, gbps: float, per_byte: float, readers: int = 16) -> SlotWaits:
+def slot_waits(tokens, blocks, memory: int, policy: str, gbps: float, per_byte: float) -> SlotWaits:
     """``tokens``: for each token the names that it uses in order; ``blocks(name)``: bytes; ``memory``: bytes of slots;
     ``gbps``: of the disk; ``per_byte``: seconds that an expert computes per byte, while the next ones are read."""
     size, padded, keys, sizes, numbers, most = {}, {}, [], [], [], 1
@@ -47,6 +47,6 @@ def slot_waits(tokens, blocks, memory: int, policy: str, gbps: float, per_byte: 
     counted = future.counted()
     hit = replay_hits(counted, policy_named(policy, slots, len({*map(layer_of, keys)})))[1]
     best = replay_hits(counted, POLICIES["MIN"](slots, future=counted))[1]
-    missed, wait = waited(future, hit, gbps, per_byte, readers)[:, half:].mean(axis=1)
+    missed, wait = waited(future, hit, gbps, per_byte)[:, half:].mean(axis=1)
     late = np.array(numbers) >= half
     return SlotWaits(wait, float(hit[late].mean()), missed, float(waited(future, best, gbps, 0.0)[0, half:].mean()))
