@@ -4,6 +4,7 @@ import json
 import re
 import struct
 from contextlib import nullcontext
+from itertools import cycle
 
 import family_files
 import llama_cpp
@@ -62,14 +63,31 @@ def deepseek4(**keys):
     return file.ends()
 
 
-def all_of(folder, qtype):
-    """A llama whose matrices are all of this type."""
-    plain = kit.open(model_files.write(folder, "tiny-llama"))
-    specs = [TensorInfo.new(i.name, qtype if len(i.shape) > 1 else "F32", i.shape) for i in plain.tensors.values()]
-    blocks = [random_blocks(spec.qtype, spec.nbytes // (18 if spec.qtype == qtype else 4)) for spec in specs]
+def kimi_linear():
+    """A layer of Kimi's delta attention, whose convolutions and decays have four dimensions, and one of latent attention."""
+    file = File("kimi-linear", 2, ssm__conv_kernel=4, kda__head_dim=32, leading_dense_block_count=1, **family_files._EXPERTS)
+    file.keys(attention__head_count_kv=[0, 1], attention__kv_lora_rank=64, rope__dimension_count=16)
+    convolutions = {f"ssm_conv1d_{part}": (1, H, 1, 4) for part in "qkv"}
+    file.layer(0, attn_norm=H, ffn_norm=H, attn_q=(H, H), attn_k=(H, H), attn_v=(H, H), **convolutions, ssm_dt__bias=H)
+    file.layer(0, ssm_f_a=(32, H), ssm_f_b=(H, 32), ssm_beta=(4, H), ssm_g_a=(32, H), ssm_g_b=(H, 32), ssm_norm=32)
+    file.tensors["blk.0.ssm_a"] = -np.ones((1, 1, 4, 1), np.float32)
+    file.layer(0, attn_output=(H, H))
+    file.network(0)
+    file.layer(1, attn_norm=H, ffn_norm=H, attn_q=(4 * 48, H), attn_kv_a_mqa=(80, H), attn_kv_a_norm=64)
+    file.layer(1, attn_k_b=(4, 64, 32), attn_v_b=(4, 32, 64), attn_output=(H, H))
+    file.mixture(1, biased=True, shared=64)
+    return file.ends()
+
+
+def llama_of(folder, *qtypes, parts=("",)):
+    """A llama whose matrices that are named after ``parts`` are of ``qtypes`` in turn, 18 bytes a block, and others F32."""
+    plain, turn = kit.open(model_files.write(folder, "tiny-llama")), cycle(qtypes)
+    of = lambda i: next(turn) if len(i.shape) > 1 and any(part in i.name for part in parts) else "F32"  # noqa: E731
+    specs = [TensorInfo.new(i.name, of(i), i.shape) for i in plain.tensors.values()]
+    blocks = [random_blocks(spec.qtype, spec.nbytes // (18 if spec.qtype in qtypes else 4)) for spec in specs]
     metadata = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in plain.metadata.items()}
     rows = (block.reshape(*spec.shape[:-1], -1) for block, spec in zip(blocks, specs, strict=True))
-    return writer.write(folder / f"all-{qtype}.gguf", metadata, specs, rows)
+    return writer.write(folder / f"{'-'.join((*qtypes, *parts))}.gguf", metadata, specs, rows)
 
 
 def of_a_fork(folder):
@@ -96,8 +114,10 @@ FILES = {  # how the file is written, what of it no token reads, whether a comma
     "deepseek4, no nextn": (
         lambda folder: deepseek4(nextn_predict_layers=1).write(folder / "deepseek4-key.gguf"), "", False),
     "bailingmoe2, nextn": (lambda folder: family_files.write(folder, "bailingmoe2"), r"blk\.3\.", True),
-    "Q1_0": (lambda folder: all_of(folder, "Q1_0"), "", True),
-    "Q2_0": (lambda folder: all_of(folder, "Q2_0"), "", True),
+    "kimi-linear": (lambda folder: kimi_linear().write(folder / "kimi-linear.gguf", "Q8_0"), "", False),
+    "Q1_0": (lambda folder: llama_of(folder, "Q1_0"), "", True),
+    "Q2_0": (lambda folder: llama_of(folder, "Q2_0"), "", True),
+    "a few of Q1_0 and Q2_0": (lambda folder: llama_of(folder, "Q1_0", "Q2_0", parts=("attn_q.", "ffn_up.")), "", True),
     "IQ4_K": (of_a_fork, "", False),
 }  # fmt: skip
 
