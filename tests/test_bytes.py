@@ -27,20 +27,6 @@ KEYS = r"blk\.[345]\.attn_(k|v|k_norm)\."  # of gemma4's layers that attend to o
 SIZES = {**{int(kind): size for kind, size in GGML_QUANT_SIZES.items()}, 41: (128, 18), 42: (64, 18), 139: (256, 144)}
 
 
-def mamba():
-    """Convolutions and vectors that transformers holds as parameters of its own."""
-    file = File("mamba", 2, ssm__conv_kernel=4, ssm__inner_size=2 * H, ssm__state_size=16, ssm__time_step_rank=8)
-    file.keys(feed_forward_length=0, attention__head_count=0)
-    for layer in range(2):
-        file.layer(layer, attn_norm=H, ssm_in=(4 * H, H), ssm_conv1d=(2 * H, 4), ssm_conv1d__bias=2 * H, ssm_x=(40, 2 * H))
-        file.layer(layer, ssm_dt=(2 * H, 8), ssm_dt__bias=2 * H, ssm_out=(H, 2 * H))
-        file.tensors |= {
-            f"blk.{layer}.ssm_a": -np.ones((2 * H, 16), np.float32),
-            f"blk.{layer}.ssm_d": np.ones(2 * H, np.float32),
-        }
-    return file.ends(tied=True)
-
-
 def gemma3n():
     """The last two of four layers attend to others' keys and values; a row of the embeddings by layer."""
     file = File("gemma3n", 4, attention__head_count_kv=1, attention__shared_kv_layers=2, embedding_length_per_layer_input=64)
@@ -109,7 +95,7 @@ FILES = {  # how the file is written, what of it no token reads, whether a comma
     "lfm2": (lambda folder: family_files.write(folder, "lfm2", "Q8_0"), "", True),
     "gemma4": (lambda folder: family_files.write(folder, "gemma4", "Q8_0"), KEYS, True),
     "gemma3n": (lambda folder: gemma3n().write(folder / "gemma3n.gguf"), r"blk\.[23]\.attn_(k|v|k_norm)\.", False),
-    "mamba": (lambda folder: mamba().write(folder / "mamba.gguf"), "", True),
+    "mamba": (lambda folder: family_files.mamba().write(folder / "mamba.gguf"), "", True),
     "deepseek4": (lambda folder: deepseek4().write(folder / "deepseek4.gguf"), "", False),
     "deepseek4, no nextn": (
         lambda folder: deepseek4(nextn_predict_layers=1).write(folder / "deepseek4-key.gguf"), "", False),

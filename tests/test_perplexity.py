@@ -3,6 +3,8 @@
 import json
 import math
 
+import family_files
+import hf_files
 import llama_cpp
 import model_files
 import numpy as np
@@ -113,6 +115,27 @@ def test_the_command(path, tmp_path):
     assert 0 < abs(rounded["perplexity"] / facts["perplexity"] - 1) < 0.01
     assert json.loads(run("--tokens", "60", "--json").output)["tokens"] == 60
     assert run("--dtype", "float16", "--linear", "fused").exit_code == 2
+
+
+def test_what_generate_runs_through_transformers_has_a_perplexity(tmp_path):
+    """The kit has no pass for mamba; transformers' own logits give the same surprisals."""
+    path = family_files.mamba().write(tmp_path / "mamba.gguf", "Q8_0")
+    run = lambda *options: CliRunner().invoke(main, ["perplexity", "--tokens", "60", "--context", "40", *options, "--json"])  # noqa: E731
+    told = json.loads(run(str(path)).stdout)
+    model, tokenizer = kit.hf.load(path)
+    ids = perplexity.encode(tokenizer.own, perplexity.english(), 60)
+    nats = [
+        surprisals(model(torch.tensor([window])).logits[0].detach().numpy(), window, first)
+        for window, first in windows(ids, tokenizer.own.bos, 40, 20)
+    ]
+    assert told["perplexity"] == pytest.approx(math.exp(np.concatenate(nats).mean()), rel=1e-4) and told["linear"] == "fused"
+    assert json.loads(run(str(path), "--linear", "fused-int8").stdout)["perplexity"] == pytest.approx(
+        told["perplexity"], rel=0.1
+    )
+    refused = run(str(path), "--kv", "q8_0")
+    assert refused.exit_code == 2 and "mamba runs through transformers" in refused.stderr and "leave out" in refused.stderr
+    refused = run(str(hf_files.write(tmp_path, "t5")))
+    assert refused.exit_code == 2 and "no perplexity" in refused.stderr and refused.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

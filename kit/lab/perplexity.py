@@ -10,7 +10,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from kit import hf
 from kit.errors import ModelError
+from kit.gguf.uses import count
+from kit.model.tokenizer import tokenizer_of
 
 _ROWS = 32  # rows of logits at a time: one row of a large vocabulary takes 1 MB
 
@@ -33,6 +36,22 @@ class Perplexity:
     def error(self) -> float:
         """Standard error of ``value``, with tokens assumed independent."""
         return self.value * standard_error(self.surprisal)
+
+
+class Through:
+    """A model that transformers runs over the blocks of a file, as ``perplexity`` takes one."""
+
+    def __init__(self, file, weights: str = "blocks"):
+        self._model, _ = hf.load(file, weights)
+        if self._model.config.is_encoder_decoder:
+            raise ModelError(f"{file.path}: a model with an encoder and a decoder continues no text, so it has no perplexity")
+        self.tokenizer = tokenizer_of(file)
+        self.max_context = count(file, "context_length", 2**31 - 1)
+
+    def logits(self, tokens: Sequence[int], first: int = 0) -> torch.Tensor:
+        """Logits after each of ``tokens`` from index ``first`` on, (tokens, vocabulary) float32."""
+        with torch.inference_mode():
+            return self._model(input_ids=torch.tensor([tokens])).logits[0, first:].float()
 
 
 def power(nats: float) -> float:

@@ -2,8 +2,9 @@
 
 import click
 
-from kit.units import to_json
+from kit.units import printable, to_json
 
+_THROUGH = {"fused": "blocks", "fused-int8": "blocks-int8"}  # --linear -> weights of kit.hf.load
 DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
 
 
@@ -32,7 +33,8 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
     --linear auto multiplies with the file's own blocks (fused), or with rounded weights (matmul) if --dtype is given.
     Windows overlap by half, so every token after the first window is scored with at least half a window before it.
     Every window begins with the file's begin-of-text token, if the file asks for one. The error is one standard
-    error, if tokens are independent.
+    error, if tokens are independent. If kit has no forward pass for the architecture, the model runs through
+    transformers, if the extra `hf` is installed.
 
     \b
     kit perplexity smollm2-135m
@@ -46,6 +48,7 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
     from kit.errors import ModelError
     from kit.lab import perplexity
     from kit.lab.costs.quality import Precision, model_of, rounding_to
+    from kit.model.architectures import ARCHITECTURES
     from kit.model.budget import weights_within
     from kit.model.hyperparameters import read_config
     from kit.system.files import read_text
@@ -68,10 +71,15 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
                 raise click.UsageError("this model is compressed: leave out --linear, --dtype and --memory")
             weights = kit.codec.CompressedWeights(kit.codec.CompressedFile(opened.path), kit.HashMap())
             linear, model = "compressed tiles", kit.Transformer(weights, kv_dtype=kv)
-        elif memory:
+        elif memory and (opened.architecture in ARCHITECTURES or not kit.hf.installed()):
             length = context or min(512, read_config(opened).context)
             weights, budget = weights_within(opened, memory, policy or "LRU", context=length, kv_dtype=kv, rows=length)
             model = kit.Transformer(weights, linear=linear, kv_dtype=kv)
+        elif opened.architecture not in ARCHITECTURES and kit.hf.installed():
+            if linear not in _THROUGH or rounding or memory or kv != "float32":
+                what = f"{printable(opened.architecture)} runs through transformers, from the file's blocks"
+                raise click.UsageError(f"{what}: use --linear fused or fused-int8, and leave out --dtype, --memory and --kv")
+            model = perplexity.Through(opened, _THROUGH[linear])
         else:
             model = model_of(opened, Precision(weights=rounding, linear=linear, kv=kv))
         tokenizer, most = model.tokenizer, model.max_context
