@@ -22,7 +22,7 @@ from reference_model import forward
 
 import kit
 from kit.cpu import activations as activations_in_digits
-from kit.cpu import gemm_codes, simd, superblock_scales, superblocks
+from kit.cpu import gemm_codes, gemv_codes, simd, superblock_scales, superblocks
 from kit.cpu.linear import MANY_TOKENS, linear
 from kit.cpu.simd.memory import store
 from kit.errors import QuantError
@@ -85,6 +85,14 @@ def check(qtype, rows, columns, tokens, accuracy, seed=0, place=np.copy):
 
 
 # ---- one matrix
+
+
+@pytest.mark.parametrize(("small", "accuracy", "columns"), [(True, "int8", 4096), (True, "float32", 0), (False, "int8", 0)])
+def test_a_wide_row_keeps_its_activations_in_the_first_level_cache(small, accuracy, columns, monkeypatch):
+    """Of the length of those of a 1.5B model's ffn_down, which are read without what is fetched ahead where that gains."""
+    check("Q6_K", 9, 8960, 1, accuracy)
+    monkeypatch.setattr(gemv_codes, "_SMALL", small)
+    assert 16 * gemv_codes._narrow(accuracy, gemv_codes.record_bytes(gemv_codes.DIGITS[accuracy])) == (columns or 1 << 44)
 
 
 @pytest.mark.parametrize("accuracy", ACCURACIES)
