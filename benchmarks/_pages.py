@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import _speeds, waits
 from benchmarks._pictures import by_memory, pictures
-from benchmarks._records import FULL, REFERENCE, newest, row
+from benchmarks._records import FULL, REFERENCE, explained, newest, row
 from kit import __version__
 from kit.lab import machine
 from kit.lab.claims import table as claims
@@ -81,13 +81,6 @@ def sentences() -> dict[str, tuple[str, ...]]:
     }
 
 
-def explained() -> tuple[str, str, str]:
-    """(version and machine, command, output) of the newest `kit explain` on record."""
-    path = max(REFERENCE.glob("*/explain/*.json"), key=lambda path: json.loads(path.read_text())["started"])
-    run = json.loads(path.read_text(encoding="utf-8"))
-    return f"kit {run['kit_version']} on `{path.parent.parent.name}`", run["command"], run["output"]
-
-
 def shortened(output: str, most: int) -> str:
     """Whole sections, as many as fit in ``most`` lines; the first two, the file and the answer, in any case."""
     sections = re.split(r"\n\n+", output.strip())
@@ -105,12 +98,12 @@ def block(most: int = 10**6) -> str:
 
 
 def record(model: str) -> Path:
-    """Run `kit explain MODEL` and keep what it prints, with the machine, under results/reference. ValueError: other processes
-    used the machine."""
-    command = f"kit explain {model}"  # what was measured before on this machine is measured again
-    done = subprocess.run(
-        [Path(sys.executable).parent / "kit", *command.split()[1:], "--again"], capture_output=True, text=True, check=True
-    )
+    """Run `kit explain MODEL` and keep what it prints, with the machine, under results/reference. What a run of the notebooks
+    by the same code measured on this machine is taken from the shared store, so that README and the run's pages show one
+    value. ValueError: other processes used the machine."""
+    command = f"kit explain {model}"
+    words = [Path(sys.executable).parent / "kit", *command.split()[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     if "other processes" in done.stdout:
         raise ValueError(f"nothing was recorded: other processes used the machine during `{command}`:\n{done.stdout}")
     path = REFERENCE / machine.machine_id() / "explain" / f"{model}.json"

@@ -1,28 +1,23 @@
 """The pictures of README and docs, drawn from committed records."""
 
-import json
-from pathlib import Path
+import re
 
 from benchmarks import _speeds
-from benchmarks._records import REFERENCE, row, rows
-from kit.gguf.trained import TRAINED
+from benchmarks._records import explained, row, rows
 from kit.lab import figures
 from kit.lab.claims import table as claims
-from kit.lab.costs.ways import BLOCKS
 from kit.units import format_seconds
 
-SHOWN = 8  # ways, the fastest first
-RECORDED = {BLOCKS.quantity.removeprefix("a token, "): BLOCKS.label}  # a name in records -> that on pages
+_TIME = r"([\d.,]+) (us|ms|s)\b"  # as kit explain prints it
+_WAY = rf"^(\S.*?) +{_TIME} +[\d.]+x (measured|predicted) +{_TIME}"  # a row of WHAT TO CHANGE: per token, and its least
+_PEER = rf"^llama\.cpp reaches [\d.]+ tokens\s+per second \({_TIME}"
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 SHARES = (100, 75, 53)  # percent of the float32 weights that memory holds, on page 01
 
 
 def pictures() -> dict[str, tuple]:
     """Name of a PNG of docs/images -> (what it shows, a function that draws it). The PNG's description is the former."""
-    run, ways, tiles = _of_ways(), "a token, ", "a tile, "
-    found = {row["quantity"].removeprefix(ways): [row["median"], row["lower"]]
-             for notebook in ("07_memory_frontier", "09_your_model") for row in rows(notebook, run)
-             if row["quantity"].startswith(ways) and row["lower"]}  # fmt: skip
-    named = {RECORDED.get(name, name): found[name] for name in sorted(found, key=found.get)[:SHOWN]}
+    tiles = "a tile, "
     ladder = {row["quantity"].removeprefix(tiles): row["median"] for row in rows("05_tile_decode")
               if row["quantity"].startswith(tiles) and "interpreted" not in row["quantity"]}  # fmt: skip
     said = claims.load()
@@ -32,7 +27,7 @@ def pictures() -> dict[str, tuple]:
     lines = [[line.cpu, *line.row["what"].split(", "), line.row["ratio"], *line.interval] for line in _speeds.newest()
              if line.benchmark == "decode" and line.row["what"].split(", ")[0] in ("decode", "prefill of 512")]  # fmt: skip
     return {
-        "explain": ({"model": run.name, "ways": named}, _draw_ways),
+        "explain": (ways_explained(), _draw_ways),
         "findings": (story, _draw_story),
         "speeds_cpus": ([line for line in lines if line[2] in ("fused", "fused-int8")], _draw_cpus),
         "speeds": (_speeds.points(), _speeds.picture),
@@ -46,26 +41,33 @@ def by_memory() -> dict[str, list[float]]:
             for way in ("kept", "each time", "blocks")}  # fmt: skip
 
 
-def _of_ways() -> Path:
-    """The newest committed run on a trained model; its page 09 takes what 07 measured."""
-    found = [path for path in REFERENCE.glob("*/*/09_your_model.jsonl") if path.parent.name in TRAINED]
-    return max(found, key=lambda path: json.loads((path.parent / "run.json").read_text())["started"]).parent
+def ways_explained() -> dict:
+    """What README's block shows of each way, from the same output of `kit explain`: name -> [seconds per token, its least, how
+    it is known]; llama.cpp has the least of the same blocks."""
+    _, command, output = explained()
+    seconds = lambda number, unit: float(number.replace(",", "")) * _SECONDS[unit]  # noqa: E731
+    lines = re.findall(_WAY, output, re.MULTILINE)
+    ways = {line[0]: [seconds(*line[1:3]), seconds(*line[4:]), line[3]] for line in lines}
+    for taken in re.findall(_PEER, output, re.MULTILINE):
+        ways["llama.cpp, mmap"] = [seconds(*taken), min(least for _, least, _ in ways.values()), "measured"]
+    return {"model": command.split()[-1], "ways": dict(sorted(ways.items(), key=lambda item: item[1]))}
 
 
 def _draw_ways(data):
     """A bar per way, its bound as a mark."""
     figure, axes = figures.new(height=0.42 * len(data["ways"]) + 1.3)
-    measured, bounds = zip(*data["ways"].values(), strict=True)
-    drawn = axes.barh([*data["ways"]], [1e3 * seconds for seconds in measured], color=figures.SKY, label="measured")
-    axes.bar_label(drawn, [format_seconds(seconds) for seconds in measured], padding=6, fontsize=9, bbox=figures.PLATE)
-    for place, least in enumerate(bounds):
-        axes.plot([1e3 * least] * 2, [place - 0.4, place + 0.4], **figures.DASHED, label="bound" if not place else None)
+    for place, (seconds, least, how) in enumerate(data["ways"].values()):
+        drawn = axes.barh(place, 1e3 * seconds, color=figures.SKY if how == "measured" else "#cccccc", label=how)
+        axes.bar_label(drawn, [format_seconds(seconds)], padding=6, fontsize=9, bbox=figures.PLATE)
+        axes.plot([1e3 * least] * 2, [place - 0.4, place + 0.4], **figures.DASHED, label="bound")
+    axes.set_yticks(range(len(data["ways"])), [*data["ways"]])
+    legend = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # one of each
     figures.log(axes, "x")
     figures.rows(axes)
     axes.margins(x=0.15)
     axes.set_xlabel("ms per token")
     axes.set_title(f"{data['model']}: each way and its bound")
-    axes.legend(loc="upper right")
+    axes.legend(legend.values(), legend.keys(), loc="upper right")
     return figure
 
 

@@ -44,3 +44,10 @@ def quality(key: str) -> dict | None:
     lines = (line for text in texts for line in text.splitlines() if key in line)
     found = [row for line in lines for row in json.loads(line)["rows"] if row.get("kl key") == key]
     return max(found, key=lambda row: row["tokens"], default=None)
+
+
+def explained() -> tuple[str, str, str]:
+    """(version and machine, command, output) of the newest `kit explain` on record."""
+    path = max(REFERENCE.glob("*/explain/*.json"), key=lambda path: json.loads(path.read_text())["started"])
+    run = json.loads(path.read_text(encoding="utf-8"))
+    return f"kit {run['kit_version']} on `{path.parent.parent.name}`", run["command"], run["output"]
