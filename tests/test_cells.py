@@ -95,7 +95,7 @@ CASES = {  # a notebook joins by its row
             "record": lambda record: record
             | {"client-received": 7, "dequantize-gbps": (5, 9)},
         },
-        warns="a first token below its bound",
+        warns="a first token takes ",
         steady={
             "device = cpu: not measured; `kit reproduce --device cuda` adds the upload of the blocks, a second request and a "
             "token by a CUDA graph, with their bounds": "no GPU in either run",
@@ -158,7 +158,7 @@ CASES = {  # a notebook joins by its row
         },
         empty={"log": lambda log: log.iloc[:0]},
         until="histogram",
-        warns="a speed above its bound: ",
+        warns=" times as fast as its bound allows",
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "- Fix the client: 7 of 8 answers above count for nothing, by status, bytes and tokens.": "the wrong routes",
@@ -305,7 +305,7 @@ CASES = {  # a notebook joins by its row
                 taken, seconds={way: np.multiply(each, 7 if "miss" in way else 1) for way, each in taken.seconds.items()}
             ),
         },
-        warns="a speed above its bound",
+        warns=" times as fast as its bound allows",
         steady={
             "Multiply by the blocks: 4.60 GiB.": "bytes of the reports' file, which no run changes",
             "device = cpu: not measured; `kit reproduce --device cuda` adds the policies over blocks in device memory, pinned "

@@ -200,8 +200,8 @@ def test_variables_of_the_template(thinking, given, text):
     [
         ('{"enable_thinkin": false}', "does not read 'enable_thinkin'; it reads bos_token, enable_thinking"),
         ('{"messages": []}', "does not read 'messages'"),
-        ("enable_thinking=false", "no JSON: Expecting value"),
-        ("[" * 100_000, "no JSON: "),
+        ("enable_thinking=false", "not JSON: Expecting value"),
+        ("[" * 100_000, "not JSON: "),
         ("[1]", "not a JSON object such as"),
     ],
 )

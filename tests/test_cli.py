@@ -94,7 +94,7 @@ def test_a_small_limit_of_addresses_is_seen_and_said(tmp_path):
     ran = run(f"from kit.lab.commands.cli import main; main(['generate', {str(model)!r}, '--tokens', '1'])")
     assert (ran.returncode, ran.stderr.count("\n")) == (2, 1) and "kit: error: out of memory" in ran.stderr, ran.stderr
     ran = run("from kit.lab.commands.cli import main; main(['doctor'])", 690)  # torch ended with std::bad_alloc
-    assert ran.returncode == 2 and re.fullmatch("kit: error: out of memory: .* need 800 MiB of addresses; .*\n", ran.stderr)
+    assert ran.returncode == 2 and re.fullmatch("kit: error: out of memory: .* need 800 MiB of address space; .*\n", ran.stderr)
     ran = run(f"from kit.lab.commands.cli import main; main(['inspect', {str(model)!r}])")
     assert ran.returncode == 0, ran.stderr
 

@@ -169,7 +169,7 @@ def test_a_split_model_has_the_bytes_and_the_disk_of_all_its_parts(patch, tmp_pa
 
 
 def test_a_system_that_keeps_all_pages_is_a_fact_and_no_warning(patch, tmp_path):
-    kept = "this system keeps 100% of the file's pages, whatever it is asked"
+    kept = "this system keeps 100% of the file's pages in memory, whatever the limit"
     with patch.context() as there:
         ways = [pinned_blocks(1 << 19), PRESSED]
         there.setattr(pressed, "measure", lambda *how: {way: pressed.Pressed(None, kept) for way in ways})

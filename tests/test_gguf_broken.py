@@ -118,9 +118,9 @@ def test_what_is_no_file_at_all(tmp_path):
     for name, words in (("", "is a folder"), ("none.gguf", "No such file"), ("x\0y", "cannot be opened")):
         with pytest.raises(GGUFError, match=words):
             kit.open(tmp_path / name)
-    with pytest.raises(GGUFError, match="/dev/null: is no regular file"):
+    with pytest.raises(GGUFError, match="/dev/null: is not a regular file"):
         kit.open("/dev/null")
-    with pytest.raises(GGUFError, match="pipe: is no regular file"):
+    with pytest.raises(GGUFError, match="pipe: is not a regular file"):
         kit.open(tmp_path / "pipe")
 
 

@@ -271,7 +271,7 @@ def test_a_hook_in_the_middle_of_a_text_hands_the_cache_over(both):
 def test_right_padding_and_static_caches_give_the_tokens_of_the_modules(both):
     ours, modules = map(copy.deepcopy, both("llama"))
     for how in ({"attention_mask": MASK.flip(1)}, {"attention_mask": MASK, "cache_implementation": "static"}):
-        with pytest.warns(UserWarning, match="by transformers' modules"):
+        with pytest.warns(UserWarning, match="uses transformers' modules"):
             got = generate(ours, PADDED, **how)
         assert torch.equal(got, generate(modules, PADDED, **how))
 

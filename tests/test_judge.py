@@ -141,7 +141,7 @@ def test_an_observation_beats_a_bound_from_a_slow_minute():
     assert found.verdict == "undecided here" and "a bound contradicted: 5 of 6 samples" in found.reason
     assert judged([7.0, 7.2, 7.1], (8, None), at_most=(7.35, "probed")).verdict == "impossible"
     just_below = judged([7.9, 7.95, 7.9], (8, None), at_most=(7.35, "probed"))  # none accepted, and yet beyond the bound
-    assert just_below.verdict == "undecided here" and "holds the edge 8x" in just_below.reason
+    assert just_below.verdict == "undecided here" and "contains the threshold 8x" in just_below.reason
     far = judged([1.1, 1.17, 1.7], (10, 20), at_most=(1.164, "Amdahl"))  # the samples alone refute it, whatever the bound is
     assert far.verdict == "not reproduced" and "beyond its bound of 1.164x: noise" in far.reason
 

@@ -84,6 +84,8 @@ def test_no_speed_of_a_trained_model_stands_without_its_quality(path, tmp_path, 
     assert said.startswith(
         "3 engines ran this file: kit 20 tok/s (KL 1e-09 ± 1e-10 nats), kit, int8 activations 40 tok/s (KL 0."
     )
+    short = peers.short(beside)
+    assert short.loc["llama.cpp, mmap", peers.KL] == "less than 0.07" and "± nats" not in short and "reason" not in short
     assert said.endswith("llama.cpp, mmap 30 tok/s (KL less than 0.07 nats)"), "an error that rivals the value is no value"
     beside = peers.of_run(SimpleNamespace(out=tmp_path, notebook="07", model=""), path)
     assert asked[1] == 0 and "no quality to lose" in peers.told(beside.assign(**{peers.KL: float("nan")}))

@@ -31,7 +31,7 @@ class MappedFile:
         try:
             status = path.stat()  # before open, which would block on a named pipe
             if not stat.S_ISREG(status.st_mode):
-                raise GGUFError(f"{path}: is {'a folder' if path.is_dir() else 'no regular file'}; name a GGUF file")
+                raise GGUFError(f"{path}: is {'a folder' if path.is_dir() else 'not a regular file'}; name a GGUF file")
             if status.st_size == 0:
                 raise GGUFError(f"{path}: byte 0: the file is empty")
             with path.open("rb") as handle:

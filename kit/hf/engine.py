@@ -42,7 +42,7 @@ def own_pass(model: PreTrainedModel, source: Source) -> Transformer | None:
         problem = f"{file.path}: transformers reads from this file another {' and '.join(wrong)} than the kit"
     except ModelError as error:
         problem = str(error)
-    warnings.warn(f"kit.hf: by transformers' modules, which are slower: {problem}", KitWarning, stacklevel=2)
+    warnings.warn(f"kit.hf uses transformers' modules, which are slower: {problem}", KitWarning, stacklevel=2)
     return None
 
 
@@ -145,7 +145,7 @@ class Forward:
         if reason not in self._said:
             self._said.add(reason)
             path = self._own.file.path
-            warnings.warn(f"kit.hf: by transformers' modules, which are slower: {path}: {reason}", KitWarning, stacklevel=4)
+            warnings.warn(f"kit.hf uses transformers' modules, which are slower: {path}: {reason}", KitWarning, stacklevel=4)
         if isinstance(cache, Held):
             cache.hand_over()
         output = None

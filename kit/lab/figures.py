@@ -173,7 +173,7 @@ def dumbbells(table):
             axes.plot(table[column], table.index, **{"color": BLUE, "linestyle": "", "label": column} | style)
     log(axes, "x", write=format_seconds)
     rows(axes)
-    axes.set(xlabel="time a token")
+    axes.set(xlabel="time per token")
     figure.legend(ncols=3, loc="outside lower center")
     return figure, axes
 

@@ -61,7 +61,7 @@ class Group:
         self._guard = subprocess.Popen(command, text=True, start_new_session=True, **pipes)  # no Ctrl-C reaches the guard
         if self._guard.stdout.readline() != "ready\n":
             said = self._guard.communicate()[1].strip()
-            raise ReportError(f"swap = true: {said[-300:]}; name a folder on ext4 or xfs by out=, or leave swap = false")
+            raise ReportError(f"swap = true: {said[-300:]}; name a folder on ext4 or xfs with --out, or leave out swap=true")
         return self
 
     def __exit__(self, *_):

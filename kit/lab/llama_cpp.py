@@ -128,7 +128,7 @@ class Llama(AbstractContextManager):
         parameters.set(self.fields, load_mode=LOAD_MODES[load], vocab_only=vocabulary_only, repack=repack)
         model = lib.llama_model_load_from_file(str(path).encode(), parameters)
         if not model:
-            raise ModelError(f"{path}: llama.cpp cannot load it")
+            raise ModelError(f"{path}: llama.cpp cannot load this file: update xllamacpp, or check the file with kit inspect")
         self._model, self._context = ctypes.c_void_p(model), None
         self._vocab = ctypes.c_void_p(lib.llama_model_get_vocab(self._model))
         self.vocabulary = lib.llama_vocab_n_tokens(self._vocab)
@@ -158,7 +158,7 @@ class Llama(AbstractContextManager):
             (ctypes.POINTER(ctypes.c_int32) * n)(*[sequence] * n), (ctypes.c_int8 * n)(*[i >= n - wanted for i in range(n)]),
         )  # fmt: skip
         if self._lib.llama_decode(self._context, batch):
-            raise ModelError("llama_decode failed: is the context large enough?")
+            raise ModelError("llama.cpp cannot decode these tokens: give a larger context")
         address = ctypes.cast(self._lib.llama_get_logits(self._context), ctypes.POINTER(ctypes.c_float))  # waits
         return np.ctypeslib.as_array(address, (wanted, self.vocabulary)).copy()
 

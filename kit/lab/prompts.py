@@ -40,7 +40,7 @@ def _variables(text):
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"no JSON: {error}", param_hint="--chat-template-kwargs") from None
+        raise click.BadParameter(f"not JSON: {error}", param_hint="--chat-template-kwargs") from None
     if not isinstance(given, dict):
         raise click.BadParameter(
             "not a JSON object such as '{\"enable_thinking\": false}'", param_hint="--chat-template-kwargs"

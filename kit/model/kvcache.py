@@ -75,7 +75,7 @@ class SequenceCache(Positions):
         if length and not self.can_be_cut:
             raise ModelError(
                 f"a model with recurrent layers cannot go back from {self.length} to {length} positions: its state is that of "
-                "the last position; take mark() there and go back_to() it, or begin again"
+                "the last position; call mark() at that position and back_to() with the mark, or begin again"
             )
         if not length:
             for state in self._own:

@@ -113,7 +113,7 @@ def test_the_embedded_records_are_the_records(finished):
 def test_the_checklist_is_filled_from_the_run(finished):
     text = (finished / "01_first_token.html").read_text()
     assert "kit reproduce --profile smoke -p seed=7" in text
-    assert "2 to 5 a measurement, 2 measurements" in text
+    assert "2 to 5 per measurement, 2 measurements" in text
     assert "stated by 1 of 1 verdicts" in text
     assert "cache-4gb-feasible: needs 32 GiB of memory" in text
 

@@ -168,8 +168,8 @@ def decide(
     if interval[1] < accepted[0] or interval[0] > accepted[1]:
         return "not reproduced", ""
     edge = next(edge for edge in accepted if interval[0] <= edge <= interval[1])
-    told = f"{_span(interval, unit)} holds the edge {format_quantity(edge, unit)}"
-    more = more or f"more than {len(values)} samples, or several runs (kit verify)"
+    told = f"{_span(interval, unit)} contains the threshold {format_quantity(edge, unit)}"
+    more = more or f"more than {len(values)} samples, or several runs (`kit verify`),"
     return "undecided here", f"{told}; {more} would decide it"
 
 

@@ -192,7 +192,7 @@ class Session:
 
     def advise(self, *lines: tuple[bool, str]):
         """What the authors of a report should change, a line each (Markdown): (whether this run bears it out, what to do)."""
-        return self.say("\n".join(f"- {text}" if holds else f"- Not borne out by this run: {text}" for holds, text in lines))
+        return self.say("\n".join(f"- {text}" if holds else f"- This run does not confirm: {text}" for holds, text in lines))
 
     def answer(self, text: str):
         """The notebook's answer, one paragraph filled from the run (Markdown); a page shows a cell tagged "answer" under the

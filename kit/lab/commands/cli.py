@@ -143,7 +143,7 @@ class _Room:
 
     def find_spec(self, name, path=None, target=None):
         if name in ("torch", "llvmlite") and name not in sys.modules:
-            raise MemoryError(f"{name} and what it loads need {self.LEAST >> 20} MiB of addresses")
+            raise MemoryError(f"{name} and what it loads need {self.LEAST >> 20} MiB of address space")
 
 
 for _name in sorted({module.name for module in pkgutil.iter_modules(commands.__path__)} - {"cli"}):

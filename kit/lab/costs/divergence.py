@@ -8,6 +8,7 @@ One such position says nothing about a text, and its error would dominate that o
 
 import math
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import NamedTuple
 
 import torch
@@ -95,4 +96,6 @@ def told(kl: float, error: float) -> str:
         return "0" if kl == 0 else "not measured"
     if not error <= abs(kl) / 2:  # NaN of one position, too
         return "not known" if math.isnan(error) else f"less than {abs(kl) + 2 * error:.1g}"
-    return f"{kl:.2g} ± {error:.1g}"
+    if kl < 1e-4:
+        return f"{kl:.2g} ± {error:.1g}"
+    return " ± ".join(f"{Decimal(text):f}" for text in (f"{kl:.2g}", f"{error:.1g}"))  # 0.00006, not 6e-05

@@ -29,7 +29,7 @@ _EXACT_POSITIONS = 128  # scored of the exact engine, which is exact at each
 BUSY = "busy, not a comparison"
 TIMES, KL, SAME = "of llama.cpp", "KL to float32, nats", "same token"
 FORMATS = {  # of the table of a run
-    "load": format_seconds, "first": format_seconds, TIMES: "{:.2f}", KL: "{:.2g}", SAME: "{:.1%}", "resident": format_bytes,
+    "load": format_seconds, "first": format_seconds, TIMES: "{:.2f}", SAME: "{:.1%}", "resident": format_bytes,
 }  # fmt: skip
 
 
@@ -222,6 +222,15 @@ def readings(file, by: str, store, again: bool = False) -> dict:
         rows = compare_file(file.path, text=False, engines=engines).to_dict("index")
         note(rows, digest, by, store)
     return known(busy=True)
+
+
+def short(beside: pd.DataFrame) -> pd.DataFrame:
+    """The table of ``of_run`` in fewer columns: each divergence with its error, and no column that is empty."""
+    from kit.lab.costs.divergence import told
+
+    errors = map(told, beside[KL], beside["± nats"])
+    table = beside.assign(**{KL: [text if row == row else np.nan for text, row in zip(errors, beside[KL], strict=True)]})
+    return table.drop(columns=["± nats", *(name for name in ("cores of others", "reason") if not beside[name].any())])
 
 
 def told(beside: pd.DataFrame) -> str:

@@ -132,7 +132,7 @@ class Study:
         if self.cut or not self.runs or not self.room.fits or self.file.path is None or nbytes > most:
             return {}
         self.settle()
-        self.say("measuring a token by each engine")
+        self.say("measuring a token with each engine")
         return peers.readings(self.file, self.by, self.store, self.again)
 
     def settle(self) -> None:
@@ -193,7 +193,7 @@ class Study:
         if self.part is not None:
             return self.part.costs
         names, weights = self.order.names, kit.Weights(self.file)
-        self.say(f"measuring the cost of a use of each of {len({kind_of(weights, name) for name in names})} kinds")
+        self.say(f"measuring {len({kind_of(weights, name) for name in names})} kinds of tensors: one use of each")
         return of_run(self.folder, self.file, names) if self.folder else measure_costs(self.file, names)
 
     @cached_property
@@ -260,7 +260,7 @@ class Study:
             return []
         rows = depth.least(read_config(self.file), bytes_used(self.read), self.read_gbps)
         if self.part is None and self.room.fits and measuring.left(self) > 0:
-            self.say("measuring a token by depth")
+            self.say("measuring a token at several context lengths")
             rows += depth.measured(self.file)
         return rows
 
@@ -282,7 +282,7 @@ class Study:
         weights = self.facts["parameters"]
         if not (tokens := tokens_for(weights, self.thorough)):
             return f"a text through {format_count(weights)} weights takes minutes: `--thorough` takes them"
-        self.say(f"measuring what rounding does to the answers, by {tokens:,} tokens of text")
+        self.say(f"measuring what rounding does to the answers, on {tokens:,} tokens of text")
         try:
             return quality(self.file, _PRECISIONS[self.thorough or weights < _LARGE], tokens)
         except KitError as error:

@@ -62,7 +62,10 @@ def run(lab, file, fraction: float, passes: int, names=SHOWN) -> pd.DataFrame:
     right = live.decode(file, kit.HashMap(), passes=passes, linear="fused").logits  # the CPU's, from the same blocks
     worst = max(relative_rms(run.logits, right) for run in runs)
     lab.gate(worst < 1e-4, f"on the device logits differ from the CPU's by up to {worst:.1e} of their spread")
-    lab.gate(live.replay_agrees(runs)["all counts agree"].all(), "on the device a policy counts otherwise than its replay")
+    lab.gate(
+        live.replay_agrees(runs)["all counts agree"].all(),
+        "on the device the counts of a policy differ from those of its replay",
+    )
     rows, read = [], blocks_read(file)
     for run in runs:
         speed, ahead = run.tokens_per_second, run.stats.prefetched / run.stats.gets

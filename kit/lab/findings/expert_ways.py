@@ -275,7 +275,7 @@ def fastest(by: dict[str, float]) -> str:
     one machine differ by so much from run to run (kit.lab.drift)."""
     first, *others = sorted(by, key=by.get)
     near = [f'"{way}"' for way in others if by[way] <= drift.factor("s") * by[first]]
-    undecided = f"; undecided in one run: {', '.join(near)}" if near else ""
+    undecided = f"; one run cannot tell it from {', '.join(near)}" if near else ""
     return f'"{first}", {format_seconds(by[first])} per token{undecided}'
 
 

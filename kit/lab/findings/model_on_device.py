@@ -54,7 +54,7 @@ def check_room(file) -> None:
     if need > have:
         raise ModelError(
             f"{file.path}: its blocks take {format_bytes(need)} and the device has {format_bytes(have)} for them: "
-            "take a smaller profile or model, or the device cpu"
+            "choose a smaller profile or model, or --device cpu"
         )
 
 

@@ -64,7 +64,7 @@ def measure(path: Path, tokens: int, pinned: Sequence[int] = (), limit: int = 0)
 def _judged(way: Way, told: dict) -> Pressed:
     """A group's pages change from moment to moment, but all of the file never fits into it."""
     if told["group"] and told["stayed"] > 0.98:
-        return Pressed(None, f"this system keeps {told['stayed']:.0%} of the file's pages, whatever it is asked")
+        return Pressed(None, f"this system keeps {told['stayed']:.0%} of the file's pages in memory, whatever the limit")
     measured = Measured(way, tuple(told["seconds"]), None, way.capacity or 0, torch.tensor(told["logits"]))
     return Pressed(measured, "", "a control group" if told["group"] else "read past the page cache", told["stayed"])
 

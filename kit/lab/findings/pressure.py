@@ -213,7 +213,9 @@ def swapped(path, tiny, shares, folder: Path, inferences: int = 3, budget: float
                     raise ReportError(f"swap = true: {way}, limit {limit}: {ended}") from None
                 # seen on Linux 6.18 under cgroup 1, idle, most of the swap free
                 what = "the kernel ended it; it may do so where the swap is written more slowly than memory is asked for"
-                raise Killed(f"swap = true: {way}, limit {limit}: {what}; leave swap = false for a spill file") from None
+                raise Killed(
+                    f"swap = true: {way}, limit {limit}: {what}; leave out swap=true: a file is then used instead of swap"
+                ) from None
 
         own = take("blocks")["own"]
         times = {share: {way: take(way, None if share >= 1 else own + round(share * used)) for way in WAYS} for share in shares}

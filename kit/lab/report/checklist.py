@@ -59,7 +59,7 @@ def _samples(counts: list[int], measured: int) -> str:
     if not counts:
         return "no measurement yet"
     span = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
-    return f"{span} a measurement, {measured} measurements; the raw ones are in the records"
+    return f"{span} per measurement, {measured} measurements; the raw ones are in the records"
 
 
 def _stated(title: str, sources: list[str]) -> Item:
