@@ -36,6 +36,8 @@ def sentences() -> dict[str, tuple[str, ...]]:
     five = row("06_compressed_inference", "tokens at 5 ms a tile and 85% hits: 5")["median"]
     slow, fast = (row("05_tile_decode", f"a tile, {name}")["median"] for name in ("reported, compiled", "vector"))
     attention = row("04_attention", "a token at context 512")
+    share = re.match(r"attention is (\S+%) of the FLOPs", attention["reason"])[1]
+    threads = [claim.report for claim in said.values() if not claim.report.isdigit()]
     story = (
         f"needs at least {floor:.2g} s",
         f"would read {terabytes:.0f} TB/s",
@@ -48,9 +50,11 @@ def sentences() -> dict[str, tuple[str, ...]]:
     told = f"{', '.join(most)}, and {last}"
     pairs = [f"{format_seconds(kept[n])} kept and {format_seconds(each[n])} dequantized each time" for n in (0, 1)]
     findings = (
-        f"With memory for all of it, a token takes {pairs[0]}",
+        f"With memory for all of it, an inference takes {pairs[0]}",
         f"With memory for 75%, it takes {pairs[1]}",
         f"From blocks it takes {format_seconds(blocks[1])}",
+        f"At 512 positions of that model it is {share} of the arithmetic",
+        f"We judged {len(threads)} claims of {len(set(threads))} public sources",
         f"a token becomes {attention['median']:.2f} times as fast, and at most {attention['upper']:.2f} times is possible",
         f"The same algorithm takes {format_seconds(slow)} on one CPU core",
         f"vector instructions it takes {format_seconds(fast)}, which is {tile:.0f} times as fast",
