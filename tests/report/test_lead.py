@@ -104,6 +104,7 @@ def test_a_mixture_that_memory_does_not_hold_has_bars_of_its_own(tmp_path):
     rows = [row_of(f"a token, {way}", took, "10_experts", lower=0.05, parameters=given) for way, took in ways.items()]
     [found] = leads_of(tmp_path, rows)
     assert [(bar.kind, bar.seconds) for bar in found.bars] == [("peer", 2.1), ("own", 0.09), ("bound", 0.05)]
+    assert {bar.command.partition(" --")[0] for bar in found.bars} == {"kit reproduce"}
     assert found.title.startswith(
         "m.gguf, under a limit of 1.16 GiB: 90.0 ms per token with kit, 2.10 s with llama.cpp; at least"
     )

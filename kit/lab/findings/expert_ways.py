@@ -46,7 +46,8 @@ _LEAST = 8  # tokens that it takes in any case; llama.cpp half as many
 _PROBE = 0.02  # seconds in which the disk is read after each token
 _FAULTS = 0.08  # by page faults, whose read-ahead takes up to 10 ms a time
 _PAST, _WARM = "slots past it, 2 readers", ("mapped", "slots through the page cache")
-LEAST = "the experts that MIN misses, at the disk's fastest; or all bytes of a token, at memory's"  # the bound of a token
+# the bound of a token
+LEAST = "the experts that MIN misses, read at the disk's best speed; or all bytes of a token, read from memory"
 _FEW = 4  # tokens, which are decoded three times for the time of a token that reads nothing: late are only warm ones
 
 

@@ -145,7 +145,7 @@ def _of_mixture(run: Run, rows: list[Record]) -> Lead | None:
     bars = [Bar(f"kit, {way}", "", "own", tuple(best.samples), command)]
     bars += [Bar("llama.cpp, the file mapped", "", "peer", tuple(row.samples), command) for row in own if row not in ours]
     if best.lower:
-        bars.append(Bar("the bound", best.lower_source, "bound", (best.lower,), ""))
+        bars.append(Bar("the bound", best.lower_source, "bound", (best.lower,), command))
     name = str(best.parameters.get("mixture") or "a mixture of experts that memory does not hold")
     name += f", {limit.partition(' (')[0]}" if (limit := best.parameters.get("limit")) else ""
     return Lead(name, _slowest_first(bars), EXPERTS, _busy({}, rows), not run.request.model)
