@@ -127,7 +127,7 @@ def test_what_is_shown_beside_kit_exists(line):
     elif words[0] == "papermill":
         assert (ROOT / words[1]).exists()  # test_papermill runs one from disk and one from S3
     else:
-        assert list(ROOT.glob("/".join(word for word in words[2:] if word[0] != "-" and not word.isupper()) + "*")), line
+        assert list(ROOT.glob("/".join(word for word in words[2:4] if word[0] != "-" and not word.isupper()) + "*")), line
 
 
 def test_every_public_name_is_on_the_page_of_python():
