@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -25,10 +26,16 @@ def modules() -> dict[str, Path]:
     return names
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    """A file's syntax tree: five tests read each."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(name: str, path: Path, known) -> set[str]:
     """The modules of the kit that a file imports, at its top or lazily in a function."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[2] or "__init__" for alias in node.names if alias.name.split(".")[0] == "kit"}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kit":
@@ -91,7 +98,7 @@ def test_a_class_has_a_name_of_its_own():
     """Over all rooms: who reads a name knows which class it is."""
     homes = defaultdict(set)
     for name, path in modules().items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].add(name)
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
@@ -132,8 +139,8 @@ def calls_of(room: str) -> set[str]:
     for name, path in known.items():
         if name.split(".")[0] in ("cpu", "cuda"):
             continue
-        tree, aliases = ast.parse(path.read_text(encoding="utf-8")), {}
-        for node in ast.walk(tree):
+        aliases = {}
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ImportFrom) and re.match(rf"kit\.{room}\b", node.module or ""):
                 for alias in node.names:
                     full = f"{node.module}.{alias.name}".removeprefix("kit.")
@@ -141,7 +148,7 @@ def calls_of(room: str) -> set[str]:
                         aliases[alias.asname or alias.name] = full
                     else:
                         found.add(full)
-        for node in ast.walk(tree):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
                 found.add(f"{aliases[node.value.id]}.{node.attr}")
     return {name.removeprefix(f"{room}.") for name in found}

@@ -38,6 +38,7 @@ MOVES = {
     "list": lambda page: page.locator(".jp-NotebookPanel:visible .widget-dropdown select").select_option(index=1),
     "slider": lambda page: page.locator(".jp-NotebookPanel:visible .noUi-handle").press("ArrowRight"),
 }
+OPEN = "path => jupyterapp.commands.execute('docmanager:open', { path, factory: 'Notebook' }).then(() => {})"
 RUN_ALL = """async () => {
     await jupyterapp.commands.execute("notebook:run-all-cells");
     await jupyterapp.commands.execute("docmanager:save");
@@ -109,6 +110,8 @@ def page(lab):
         page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: request.url.startswith((lab[0], "data:", "blob:")) or complaints.append(request.url))
+        page.goto(f"{lab[0]}/lab?reset&token={lab[1]}")
+        page.wait_for_function("() => window.jupyterapp?.commands.hasCommand('docmanager:open')")
         yield page
         browser.close()
     assert complaints == []  # of all that was opened: no error on the console, no request to anybody else
@@ -127,9 +130,8 @@ def test_the_server_is_on_loopback_and_wants_its_token(lab):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_opens_and_its_cells_run(lab, page, folder, name):
-    address, token = lab
-    page.goto(f"{address}/lab/tree/{name}.ipynb?reset&token={token}")
+def test_a_notebook_opens_and_its_cells_run(page, folder, name):
+    page.evaluate(OPEN, f"{name}.ipynb")  # in the same page: loading all of JupyterLab takes longer than opening a notebook
     title = nbformat.read(folder / f"{name}.ipynb", as_version=4).cells[0].source.splitlines()[0].lstrip("# ")
     page.locator(".jp-NotebookPanel:visible h1").first.wait_for()
     assert page.locator(".jp-NotebookPanel:visible h1").first.inner_text().rstrip("¶").strip() == title.replace("`", "")
@@ -145,13 +147,13 @@ def test_a_notebook_opens_and_its_cells_run(lab, page, folder, name):
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-def test_controls_move_and_redraw(lab, page, folder, name):
+def test_controls_move_and_redraw(page, folder, name):
     """Every control of a notebook, without the measurements that it does not need: each draws another picture."""
     controls, needed = (part.split() for part in CONTROLS[name])
     notebook = nbformat.read(folder / f"{name}.ipynb", as_version=4)
     notebook.cells = [cell for cell in notebook.cells if cell.id in needed]
     nbformat.write(notebook, folder / f"controls-{name}.ipynb")
-    page.goto(f"{lab[0]}/lab/tree/controls-{name}.ipynb?reset&token={lab[1]}")
+    page.evaluate(OPEN, f"controls-{name}.ipynb")
     assert page.wait_for_function(KERNEL).json_value() == "python3"
     page.evaluate(RUN_ALL)
     picture = page.locator(".jp-NotebookPanel:visible .jp-OutputArea img").last
@@ -159,7 +161,9 @@ def test_controls_move_and_redraw(lab, page, folder, name):
     for control in controls:
         MOVES[control](page)
         page.wait_for_function(
-            "seen => !seen.includes([...document.querySelectorAll('.jp-OutputArea img')].at(-1)?.src)", arg=seen
+            "seen => !seen.includes([...document.querySelectorAll('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea img')]"
+            ".at(-1)?.src)",
+            arg=seen,
         )
         seen.append(picture.get_attribute("src"))
     assert len(set(seen)) == 1 + len(controls)
