@@ -56,6 +56,19 @@ def test_small_pages_are_read_again(path, monkeypatch):
         assert "gives no large pages" in span.outcome and span.nbytes <= 2 * large_pages.PIECE
 
 
+def test_pieces_that_have_large_pages_are_left_alone(path, monkeypatch):
+    """A copy by `cp` may be half large: the large half is not read again, and does not end the reading of the other."""
+    monkeypatch.setattr(large_pages, "SLOWEST", 0)
+    file = MappedFile(path)
+    before, half = read(file), large_pages.PIECE
+    with open(path, "rb", buffering=0) as handle:
+        if large_pages.read_again(file.data[:half], handle)[1] != "done":
+            pytest.skip("this file system gives no large pages")
+        assert 0.3 < large_pages.share(file.data) < 0.4
+        assert large_pages.read_again(file.data, handle) == (SIZE - half, "done")
+    assert large_pages.share(file.data) > large_pages.FEW and read(file) == before
+
+
 def test_a_folder_says_what_it_gives(path, monkeypatch, tmp_path):
     """As the file of the test above says, through a folder that does not exist yet."""
     file = MappedFile(path)

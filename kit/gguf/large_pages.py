@@ -85,18 +85,18 @@ def here(folder: Path) -> bool | None:
 def read_again(data: np.ndarray, handle) -> tuple[int, str]:
     """(bytes that were read again, "done" or why it stopped) of a whole mapped file and its open handle.
 
-    From the end to the start: a token that reads the file from its start meets the piece that is missing once, where it would
-    follow it through the whole file.
+    A piece of large pages is left alone. It goes from the end to the start: a token meets the piece that is missing once.
     """
-    done, last = 0, (len(data) - 1) // PIECE * PIECE
-    for start in range(last, -1, -PIECE):
-        piece, before = data[start : start + PIECE], page_sizes(data)[1] if start == last - PIECE else 0
-        dropped, began = advise(piece, "unmap") and forget(handle, start, len(piece)), time.perf_counter()
-        if not (dropped and advise(piece, "populate")):
+    done, whole = 0, 0  # of whole pieces
+    for start in range((len(data) - 1) // PIECE * PIECE, -1, -PIECE):
+        piece, began, held = data[start : start + PIECE], time.perf_counter(), page_sizes(data)[1]
+        unmapped, left = advise(piece, "unmap"), page_sizes(data)[1]
+        small = held - left < FEW * len(piece)
+        if not (unmapped and (not small or forget(handle, start, len(piece))) and advise(piece, "populate")):
             return done, "this system cannot, or the file has become shorter"
-        done += len(piece)
-        if len(piece) == PIECE and PIECE / (time.perf_counter() - began) < SLOWEST:
+        done, whole = done + len(piece) * small, whole + (small and len(piece) == PIECE)
+        if small and len(piece) == PIECE and PIECE / (time.perf_counter() - began) < SLOWEST:
             return done, f"the disk reads less than {SLOWEST / 1e9} GB/s"
-        if start == last - PIECE and page_sizes(data)[1] - before < PIECE // 2:
+        if small and whole == 1 and page_sizes(data)[1] - left < PIECE // 2:
             return done, "this file system gives no large pages, or another process maps the file"
     return done, "done"
