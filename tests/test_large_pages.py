@@ -56,9 +56,8 @@ def test_small_pages_are_read_again(path, monkeypatch):
         assert "gives no large pages" in span.outcome and span.nbytes <= 2 * large_pages.PIECE
 
 
-def test_pieces_that_have_large_pages_are_left_alone(path, monkeypatch):
+def test_pieces_that_have_large_pages_are_left_alone(path):
     """A copy by `cp` may be half large: the large half is not read again, and does not end the reading of the other."""
-    monkeypatch.setattr(large_pages, "SLOWEST", 0)
     file = MappedFile(path)
     before, half = read(file), large_pages.PIECE
     with open(path, "rb", buffering=0) as handle:
@@ -73,7 +72,6 @@ def test_a_folder_says_what_it_gives(path, monkeypatch, tmp_path):
     """As the file of the test above says, through a folder that does not exist yet."""
     file = MappedFile(path)
     read(file)
-    monkeypatch.setattr(large_pages, "SLOWEST", 0)
     with open(path, "rb", buffering=0) as handle:
         outcome = large_pages.read_again(file.data, handle)[1]
     known = page_sizes(file.data)[0] > 0
@@ -88,7 +86,7 @@ def test_generate_says_that_it_read_a_file_again(tmp_path, monkeypatch):
     path = synthesize(tmp_path / "m.gguf", "tiny-llama")
     monkeypatch.setattr(large_pages, "LEAST", 0)
     monkeypatch.setattr(large_pages, "share", lambda data: 0.25)
-    monkeypatch.setattr(large_pages, "read_again", lambda data, handle: (len(data), "done"))
+    monkeypatch.setattr(large_pages, "read_again", lambda data, handle, slowest: (len(data), "done"))
     done = CliRunner().invoke(main, ["generate", str(path), "--tokens", "1,2", "-n", "3"])
     assert "pages        m.gguf: 25% of it was by pages of 2 MiB; " in done.stderr and " read again in " in done.stderr
     for pages in ("small", "copied"):
@@ -96,12 +94,11 @@ def test_generate_says_that_it_read_a_file_again(tmp_path, monkeypatch):
         assert done.exit_code == 0 and "read again" not in done.stderr
 
 
-def test_a_slow_disk_is_left_alone(path, monkeypatch):
-    monkeypatch.setattr(large_pages, "SLOWEST", 1e18)
+def test_a_slow_disk_is_left_alone(path):
     file = MappedFile(path)
     read(file)
     with open(path, "rb", buffering=0) as handle:
-        done, why = large_pages.read_again(file.data, handle)
+        done, why = large_pages.read_again(file.data, handle, slowest=1e18)
     assert done == large_pages.PIECE and ("the disk reads less" in why or "cannot" in why)
 
 
