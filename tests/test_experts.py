@@ -192,7 +192,9 @@ def recorded(tmp_path_factory):
     """(a tiny mixture, its own routes)."""
     folder = tmp_path_factory.mktemp("experts")
     model, out = synthesize(folder / "moe.gguf", "tiny-qwen3moe"), folder / "routes.jsonl"
-    CliRunner().invoke(main, ["generate", str(model), "--tokens", "1,2", "-n", "14", "--ignore-end", "--routes", str(out)])
+    made = ["generate", str(model), "--tokens", "1,2", "-n", "14", "--ignore-end", "--routes", str(out)]
+    told = CliRunner().invoke(main, made)
+    assert not told.exit_code, told.output
     return model, out
 
 
