@@ -75,11 +75,11 @@ def test_a_folder_says_what_it_gives(path, monkeypatch, tmp_path):
     with open(path, "rb", buffering=0) as handle:
         outcome = large_pages.read_again(file.data, handle)[1]
     known = page_sizes(file.data)[0] > 0
-    assert large_pages.here(tmp_path / "new") is (outcome == "done" if known else None)
+    assert doctor.large_pages_in(tmp_path / "new") is (outcome == "done" if known else None)
     for held, says in ((0, None), (1 << 20, False)):
         monkeypatch.setattr(large_pages, "page_sizes", lambda data, held=held: (held, 0))
         row = doctor._pages()
-        assert large_pages.here(tmp_path) is says and ("--pages copied" in row.remedy) == (says is False)
+        assert doctor.large_pages_in(tmp_path) is says and ("--pages copied" in row.remedy) == (says is False)
 
 
 def test_generate_says_that_it_read_a_file_again(tmp_path, monkeypatch):

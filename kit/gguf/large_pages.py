@@ -7,12 +7,9 @@ are not yet written, or that another process maps, stay as they are.
 """
 
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +21,7 @@ LARGE = 2 << 20
 PIECE = 32 << 20  # bytes that are dropped and read again at once
 LEAST = 64 << 20  # bytes of a file that are worth it
 FEW = 0.9  # a file with a larger share of large pages is left alone
+TRIES = 4  # the last of which only looks
 SLOWEST = 0.2e9  # bytes per second, while tokens take all cores: a slower disk would hold them up for longer than they gain
 
 
@@ -69,34 +67,26 @@ def begin(files: Sequence[MappedFile], trace) -> ReadingAgain | None:
     return thread
 
 
-def here(folder: Path) -> bool | None:
-    """Whether files in a folder can have pages of 2 MiB, by trying one of 4 MiB; None: the system does not tell."""
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    with suppress(OSError), tempfile.NamedTemporaryFile(dir=existing) as file:
-        file.write(bytes(2 * LARGE))
-        file.flush()
-        data = MappedFile(Path(file.name)).data
-        if advise(data, "unmap") and forget(file) and advise(data, "populate"):
-            large = share(data)
-            return None if large is None else large > FEW
-    return None
-
-
 def read_again(data: np.ndarray, handle, slowest: float = 0.0) -> tuple[int, str]:
     """(bytes that were read again, "done" or why it stopped) of a whole mapped file and its open handle.
 
-    A piece of large pages is left alone. It goes from the end to the start: a token meets the piece that is missing once.
+    A piece of large pages is left alone. It goes from the end to the start: a token meets the piece that is missing once. A
+    token that reads a piece between two calls keeps its small pages: then it is tried again.
     """
-    done, whole = 0, 0  # of whole pieces
-    for start in range((len(data) - 1) // PIECE * PIECE, -1, -PIECE):
-        piece, began, held = data[start : start + PIECE], time.perf_counter(), page_sizes(data)[1]
-        unmapped, left = advise(piece, "unmap"), page_sizes(data)[1]
-        small = held - left < FEW * len(piece)
-        if not (unmapped and (not small or forget(handle, start, len(piece))) and advise(piece, "populate")):
-            return done, "this system cannot, or the file has become shorter"
-        done, whole = done + len(piece) * small, whole + (small and len(piece) == PIECE)
-        if small and len(piece) == PIECE and PIECE / (time.perf_counter() - began) < slowest:
-            return done, f"the disk reads less than {slowest / 1e9} GB/s"
-        if small and whole == 1 and page_sizes(data)[1] - left < PIECE // 2:
+    done, seen, size = 0, False, max(PIECE, len(data) // 64 // LARGE * LARGE)  # of a large file it takes long to ask
+    for start in range((len(data) - 1) // size * size, -1, -size):
+        piece = data[start : start + size]
+        for attempt in range(TRIES):
+            began, held = time.perf_counter(), page_sizes(data)[1]
+            unmapped, left = advise(piece, "unmap"), page_sizes(data)[1]
+            large = held - left >= FEW * (len(piece) // LARGE * LARGE)
+            if not (unmapped and (large or forget(handle, start, len(piece))) and advise(piece, "populate")):
+                return done, "this system cannot, or the file has become shorter"
+            done, seen = done + len(piece) * (not large and attempt == 0), seen or (large and len(piece) == size)
+            if large:
+                break
+            if len(piece) == size and size / (time.perf_counter() - began) < slowest:
+                return done, f"the disk reads less than {slowest / 1e9} GB/s"
+        if len(piece) == size and not seen:
             return done, "this file system gives no large pages, or another process maps the file"
     return done, "done"

@@ -4,11 +4,15 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from kit import system
 from kit.errors import KitError, ReportError, install
 from kit.gguf import large_pages
+from kit.gguf.mapped import MappedFile
 from kit.lab import machine
 from kit.system.paths import models_folder, results_folder
 from kit.units import format_bytes, printable
@@ -73,8 +77,21 @@ def _memory() -> Check:
     return _noted("memory", f"{format_bytes(free)} free of {format_bytes(system.memory_limit())}", remedy)
 
 
+def large_pages_in(folder: Path) -> bool | None:
+    """Whether files in a folder can have pages of 2 MiB, by trying one of 4 MiB; None: the system does not tell."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    with suppress(OSError), tempfile.NamedTemporaryFile(dir=existing) as file:
+        file.write(bytes(2 * large_pages.LARGE))
+        file.flush()
+        data = MappedFile(Path(file.name)).data
+        if system.advise(data, "unmap") and system.forget(file) and system.advise(data, "populate"):
+            large = large_pages.share(data)
+            return None if large is None else large > large_pages.FEW
+    return None
+
+
 def _pages() -> Check:
-    large = large_pages.here(models_folder())
+    large = large_pages_in(models_folder())
     if large is None:
         return _noted("pages of files", "this system does not tell by which pages it maps a file")
     if large:
