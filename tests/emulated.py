@@ -52,7 +52,7 @@ if MODE == "compile":
 import torch  # noqa: E402
 
 import kit  # noqa: E402
-from kit.cpu import convolution, elementwise, gemm_codes, norm, operations, recurrent  # noqa: E402
+from kit.cpu import convolution, elementwise, gemm_codes, norm, operations, recurrent, shapes  # noqa: E402
 from kit.cpu.attention import attend  # noqa: E402
 from kit.cpu.linear import linear  # noqa: E402
 from kit.gguf.formats import FORMATS  # noqa: E402
@@ -127,12 +127,12 @@ def between(x, y, heads):
 def recurrent_layers(x):
     """The kinds of layers that hold a state, over 6,400 numbers: 3 tokens of 2 heads of 20, and of 300 channels."""
     of_head, channels = x[:120].view(3, 2, 20), x[:900].view(3, 300)
-    state = torch.zeros(recurrent.state_shape(2, 20, 20))
+    state = torch.zeros(shapes.state_shape(2, 20, 20))
     out = recurrent.delta_net(
         x[:240].view(3, 80), of_head[..., 0], of_head[..., 1], -x[:2].abs(), x[2:4], state, of_head, x[:20], 1, 1e-6
     )
     yield "delta net", torch.cat([out.flatten(), state.flatten()])
-    state = torch.zeros(recurrent.state_shape(2, 20, 20))
+    state = torch.zeros(shapes.state_shape(2, 20, 20))
     out = recurrent.mamba2(x[:240].view(3, 80), of_head[..., 0], -x[:2].abs(), x[2:4], x[4:6], state, of_head, 1)
     yield "Mamba-2", torch.cat([out.flatten(), state.flatten()])
     state = torch.zeros(3, 300)

@@ -25,7 +25,8 @@ from kit.lab.costs.measured_ways import measure
 from kit.lab.costs.order import order_of
 from kit.lab.costs.ways import BLOCKS, Way
 from kit.model import budget
-from kit.model.rope import RopeConfig, frequencies
+from kit.model.layers.rope import RopeConfig
+from kit.model.rope import frequencies
 
 TOKENS = torch.tensor([[5, 17, 99, 3, 64, 21, 7, 8, 120, 1, 33, 90]])
 

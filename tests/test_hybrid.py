@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import kit
-from kit.cpu.recurrent import LARGEST
+from kit.cpu.shapes import LARGEST
 from kit.errors import ModelError
 from kit.gguf import cut
+from kit.hf.stored import StoredWeight
 from kit.model.hyperparameters import read_config
 from kit.model.layers import DeltaNet, Mamba2
 
@@ -185,6 +186,8 @@ def test_under_transformers(folder):
     path = model_files.write(folder, "tiny-qwen35")
     model, _ = kit.hf.load(path)
     modules, _ = kit.hf.load(path, engine="modules")
+    kept = [name for name, weight in modules.named_parameters() if weight.ndim == 2 and not isinstance(weight, StoredWeight)]
+    assert not [name for name in kept if "gate.weight" not in name or "proj" in name], "routers alone are in float32"
     prompt = torch.tensor([PROMPT[:8], PROMPT[8:16]])
     with torch.inference_mode():
         right = modules(prompt).logits

@@ -10,7 +10,8 @@ from kit.cpu import threads
 from kit.cpu.convolution import convolve
 from kit.cpu.elementwise import softplus
 from kit.cpu.norm import rms_norm
-from kit.cpu.recurrent import BLOCK, LARGEST, delta_net, mamba2, state_shape
+from kit.cpu.recurrent import delta_net, mamba2
+from kit.cpu.shapes import BLOCK, LARGEST, state_shape
 from kit.cpu.simd.memory import load, put, some, store
 from kit.cpu.simd.vectors import f32x16
 from kit.cpu.tasks import Static, task

@@ -14,6 +14,7 @@ from numba import types
 from kit.cpu import threads
 from kit.cpu.elementwise import exp_of_negative, sigmoid, softplus
 from kit.cpu.norm import float64_bits
+from kit.cpu.shapes import BLOCK, LARGEST
 from kit.cpu.simd.memory import load, put, some, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, extract, f32x16, inner
@@ -21,16 +22,9 @@ from kit.cpu.tasks import Step, task
 from kit.errors import KitError
 
 f32, f64 = types.float32, types.float64
-BLOCK = 32  # values of a block
-LARGEST = 256  # values of a head of a delta net, and its keys
 _SEGMENT = 16  # tokens of a prompt that pass a block while it is in the first-level cache
 _keys, _queries, _values, _mixed = (stack(4 * LARGEST * _SEGMENT) for _ in range(4))
 _shares = stack(8 * _SEGMENT)
-
-
-def state_shape(heads: int, keys: int, values: int) -> tuple[int, int, int, int]:
-    """Shape of the matrices of a layer as they are stored; a new sequence has zeros."""
-    return heads, -(-values // BLOCK), keys, BLOCK
 
 
 def delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads: int, eps: float) -> torch.Tensor:

@@ -82,10 +82,12 @@ class Source:
 
 
 class Rows(NamedTuple):
-    """Rows of one matrix of the file: those of the index ``rows``, or all in order (None)."""
+    """Rows of one matrix of the file: those of the index ``rows``, or all in order (None). ``columns``: the number in the
+    weight of each of the matrix's columns; None: the same."""
 
     name: str
     rows: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
 
 
 class StoredWeight(torch.Tensor):
@@ -115,12 +117,13 @@ class StoredWeight(torch.Tensor):
         return isinstance(other, StoredWeight) and self._identity() == other._identity()
 
     def _identity(self):
-        rows = (None if part.rows is None else part.rows.tolist() for part in self.parts)
-        return self.source.weights.file.path, [part.name for part in self.parts], *rows
+        order = (None if each is None else each.tolist() for part in self.parts for each in part[1:])
+        return self.source.weights.file.path, [part.name for part in self.parts], *order
 
     def numbers(self) -> torch.Tensor:
         """The whole weight dequantized, through the source's cache."""
-        parts = [_ordered(self._matrix(part.name), part.rows, -2) for part in self.parts]
+        sort = lambda columns: None if columns is None else columns.argsort()  # noqa: E731
+        parts = [_ordered(_ordered(self._matrix(name), rows, -2), sort(columns), -1) for name, rows, columns in self.parts]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, -2)
         return (whole.T if self.transposed else whole).to(self.dtype)
 
@@ -133,7 +136,7 @@ class StoredWeight(torch.Tensor):
 
     def expert(self, index: int) -> "StoredWeight":
         """The matrix of one expert."""
-        return self.like(parts=tuple(Rows(f"{part.name}[{index}]", part.rows) for part in self.parts))
+        return self.like(parts=tuple(part._replace(name=f"{part.name}[{index}]") for part in self.parts))
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., in) -> (..., out) in the type of x; differentiable in x."""
@@ -141,7 +144,9 @@ class StoredWeight(torch.Tensor):
             return _Product.apply(x, self)
         flat = x.reshape(-1, x.shape[-1])
         flat = flat if x.dtype is torch.float32 else flat.float()
-        parts = [_ordered(self.source.product(name, flat), rows, -1) for name, rows in self.parts]
+        parts = [
+            _ordered(self.source.product(name, _ordered(flat, columns, -1)), rows, -1) for name, rows, columns in self.parts
+        ]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         y = y if x.dtype is torch.float32 else y.to(x.dtype)
         return y.view(*x.shape[:-1], y.shape[-1])

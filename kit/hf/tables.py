@@ -125,9 +125,12 @@ def parts_of(table, shapes: dict[str, tuple[int, ...]]) -> tuple[tuple[Rows, ...
         except (ValueError, IndexError, RuntimeError, KeyError):
             continue
         for transposed in (False, True):
-            parts = _parts(out.T if transposed else out, starts)
-            if parts:
+            turned = out.T if transposed else out
+            if parts := _parts(turned, starts):
                 return parts, transposed
+            order = turned.reshape(-1, turned.shape[-1])[0].argsort()  # of columns, by heads in a delta net's output
+            if columns is None and (parts := _parts(turned[..., order], starts)):
+                return tuple(part._replace(columns=torch.from_numpy(order)) for part in parts), transposed
     return None
 
 

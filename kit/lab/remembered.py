@@ -1,8 +1,8 @@
 """What a model remembers of a sequence, by kind of layer: bytes that are held, and that a token reads and writes."""
 
 from kit.model.config import Config
-from kit.model.kvcache import KV_TYPES
 from kit.model.layers import MIXERS, Memory
+from kit.model.layers.kind import KV_TYPES
 
 _QK8_0 = 32
 

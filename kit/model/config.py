@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kit.model.architectures import Architecture
 from kit.model.layers import Layer, PerLayerInput
-from kit.model.rope import RopeConfig
+from kit.model.layers.rope import RopeConfig
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 
 from kit.model.config import Config
 from kit.model.kvcache import FixedState
-from kit.model.rope import RopeConfig
+from kit.model.layers.rope import RopeConfig
 
 
 class Ops(ABC):

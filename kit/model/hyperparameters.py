@@ -12,7 +12,7 @@ from kit.model.architectures import ARCHITECTURES
 from kit.model.config import Config
 from kit.model.keys import MAX_LAYERS, ModelKeys
 from kit.model.layers import FEED_FORWARD, MIXERS, Layer, PerLayerInput
-from kit.model.rope import RopeConfig
+from kit.model.layers.rope import RopeConfig
 
 # Tensors that no token of text reads: of images and sounds, and of the prediction of further tokens.
 _OTHERS = re.compile(r"(v|a|mm|resampler)\.|blk\.\d+\.nextn\.|nextn\.")

@@ -11,10 +11,10 @@ import torch
 from kit.cpu.history import History
 from kit.cpu.operations import run
 from kit.errors import ModelError, known
+from kit.model.layers.kind import KV_TYPES
 from kit.system import reserve
 from kit.units import format_bytes
 
-KV_TYPES = {"float32": 4.0, "float16": 2.0, "q8_0": 34 / 32}  # bytes of an element
 _QK8_0 = 32
 
 
@@ -186,6 +186,15 @@ class KVCacheAndState(FixedState, KVCache):
         """Hold the first ``length`` positions of another layer's, and its numbers."""
         KVCache.take(self, other, length)
         FixedState.take(self, other, length)
+
+
+def state_of(mixer, context: int, dtype: str) -> KVCache | FixedState:
+    """Where a layer with this mixer remembers an empty sequence; a fixed state is float32 for any ``dtype``."""
+    shapes = getattr(mixer, "shapes", {})
+    if not mixer.memory.position:
+        return FixedState(**shapes)
+    sizes = mixer.kv_heads, mixer.head_dim, context, dtype
+    return KVCacheAndState(*sizes, **shapes) if shapes else KVCache(*sizes, one=getattr(mixer, "absorbed", False))
 
 
 def _reserve(*shape: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from kit.model.attention import ATTENTION
 from kit.model.cpu_ops import CpuOps, RowsOps
 from kit.model.forward import forward
 from kit.model.hyperparameters import read_config
-from kit.model.kvcache import SequenceCache
+from kit.model.kvcache import SequenceCache, state_of
 from kit.model.linear import GEMV_MAX_TOKENS, LINEAR, linear_named
 from kit.model.plan import Plan, obstacle
 from kit.model.rope import Rope
@@ -88,7 +88,7 @@ class Transformer(Shown):
         states = []
         for mixer, *_ in self.config.layers:
             shared = getattr(mixer, "source", None)
-            states.append(mixer.state(context, self.kv_dtype) if shared is None else states[shared])
+            states.append(state_of(mixer, context, self.kv_dtype) if shared is None else states[shared])
         return SequenceCache(states, context, self.kv_dtype)
 
     @cached_property

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from kit.model.kvcache import KVCacheAndState
 from kit.model.layers.attention import Attention
 from kit.model.layers.kind import Memory
 from kit.model.layers.mamba2 import Mamba2
@@ -39,8 +38,9 @@ class AttentionAndMamba2(Attention):
     def memory(self) -> Memory:
         return super().memory._replace(fixed=self.mamba.memory.fixed)
 
-    def state(self, context: int, dtype: str) -> KVCacheAndState:
-        return KVCacheAndState(self.kv_heads, self.head_dim, context, dtype, **self.mamba.shapes)
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.mamba.shapes
 
     def run(self, ops, layer, x, input, after):
         self.mamba.run(ops, layer, x, input, after)

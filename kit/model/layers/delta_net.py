@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kit.cpu.recurrent import LARGEST, state_shape
+from kit.cpu.shapes import LARGEST, state_shape
 from kit.model.layers.kind import Recurrent, Tensor, matrix, vector
 
 

@@ -9,7 +9,7 @@ A kind is a frozen dataclass that holds the numbers of one layer. It has
 and a mixer, which sees the tokens before, also
 
     memory: Memory                                    what it remembers of a sequence
-    state(context, dtype) -> KVCache or FixedState    where it remembers it
+    shapes: {name: shape}                             of a fixed state, if it has one (kit.model.kvcache.state_of)
     problems() -> Iterator[(bool, str)]               what must hold for the kit to run it, and what an error says if not
 """
 
@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kit.model.kvcache import FixedState
+KV_TYPES = {"float32": 4.0, "float16": 2.0, "q8_0": 34 / 32}  # bytes of an element of keys and values
 
 
 class Tensor(NamedTuple):
@@ -91,7 +91,3 @@ class Recurrent:
     def memory(self) -> Memory:
         """All of the state, which every token reads and writes."""
         return Memory(fixed=sum(map(math.prod, self.shapes.values())))
-
-    def state(self, context: int, dtype: str) -> FixedState:
-        """Zeros; float32 whatever the type of keys and values."""
-        return FixedState(**self.shapes)

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kit.model.kvcache import KVCache
 from kit.model.layers.kind import Memory, Tensor, heads_problems, heads_said, matrix, vector
-from kit.model.rope import RopeConfig
+from kit.model.layers.rope import RopeConfig
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,6 @@ class Latent:
     @property
     def said(self) -> str:
         return heads_said(self)
-
-    def state(self, context: int, dtype: str) -> KVCache:
-        return KVCache(self.kv_heads, self.head_dim, context, dtype, one=self.absorbed)
 
     def run(self, ops, layer, x, input, after):
         block = f"blk.{layer}."
