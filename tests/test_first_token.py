@@ -7,7 +7,7 @@ import pytest
 from invented import MACHINE
 
 import kit
-from kit.gguf import cut
+from kit.gguf.uses import bytes_used, uses_of
 from kit.lab import sampling
 from kit.lab.claims.records import read
 from kit.lab.findings import dequantizers, pressure, reported
@@ -56,12 +56,17 @@ def run(tmp_path, until=None, **replace):
     return cells.run(NAME, until, out=tmp_path, repeats=2, replace=replace)
 
 
-def test_the_divisions_are_bytes_over_speeds(tmp_path):
+@pytest.mark.parametrize("cached", [0, 10_000])
+def test_the_divisions_are_bytes_over_speeds(cached, tmp_path, monkeypatch):
+    """Of what a token multiplies: rows of an embedding are looked up, and the caches need no memory."""
+    monkeypatch.setattr("kit.system.last_level_cache", lambda: cached)
     ran = run(tmp_path, "say-predict")
     file = kit.open(ran["path"])
-    elements = sum(tensor.elements for tensor in file.tensors.values())
-    assert ran["least"]["read float32"] == pytest.approx(4 * elements / 1e9 / MACHINE.read_gbps)
+    multiplied = [use for use in uses_of(file) if not use.is_rows]
+    elements = sum(use.elements for use in multiplied)
+    assert ran["least"]["read float32"] == pytest.approx((4 * elements - cached) / 1e9 / MACHINE.read_gbps)
     assert ran["least"]["multiply"] == pytest.approx(2 * 4 * elements / 1e9 / MACHINE.f32_gflops)
+    assert ran["least"]["read the blocks"] == pytest.approx(bytes_used(multiplied) / 1e9 / MACHINE.read_gbps)
     assert ran["blocks"] == sum(tensor.nbytes for tensor in file.tensors.values())
 
 
@@ -87,7 +92,7 @@ def test_a_way_with_other_logits_stops_the_page(tmp_path, monkeypatch):
 def test_loops_compute_the_product(tmp_path):
     ran = run(tmp_path, "say-loops")
     expected = ran["matrix"].sum(axis=1)
-    assert all(np.allclose(result, expected, atol=1e-3) for result in ran["results"].values())
+    assert all(np.allclose(work(), expected, atol=1e-3) for work in ran["works"].values())
 
 
 def test_memory_alone_shows_both_ratios(tmp_path, monkeypatch):
@@ -133,7 +138,7 @@ def test_the_first_layers_of_a_file_are_a_model(tiny):
 
 @pytest.mark.parametrize("room,most,layers", [(1e12, None, 2), (1e12, 1, 1), (6e6, None, 2), (4e6, None, 1), (1, None, 1)])
 def test_as_many_layers_as_fit(tiny, monkeypatch, room, most, layers):
-    monkeypatch.setattr(cut, "memory_available", lambda: 2 * room)
+    monkeypatch.setattr(sampling, "memory_available", lambda: 2 * room)
     assert len(tiny.tensors) == 20
     assert len(read_config(sampling.what_fits(tiny, most=most)).layers) == layers
     assert len(read_config(sampling.what_fits(tiny, room, most)).layers) == layers
