@@ -33,7 +33,9 @@ def answered(path, prompt, tokens: int, share: float = 0.25, policies=("LRU", *O
     """Let a mixture answer with its own router; slots hold ``share`` of its experts, and at least those of one token."""
     with kit.open(path, pages="small") as file:
         layout = SlotLayout(file)
-        weights = kit.Weights(file, experts=kit.Slots(max(layout.least, int(share * layout.all))))
+        weights = kit.Weights(
+            file, experts=kit.Slots(max(layout.least, int(share * layout.layers * layout.experts * layout.size)))
+        )
         try:
             model = kit.Transformer(weights, linear="fused-int8")
             text = kit.generate(model, prompt, tokens, stop_at_end=False)
