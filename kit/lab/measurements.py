@@ -35,7 +35,7 @@ from kit.system.paths import PACKAGE, measurements_folder
 from kit.units import format_quantity
 
 NAME = "measurements.ndjson"  # not .jsonl, which are the records of notebooks
-READ = "reading memory that kit made"  # GB/s: the way of a probe of the machine, of no file
+READ = "reading memory that kit made, more than the caches hold"  # GB/s: the way of a probe of the machine, of no file
 _SAMPLE = 4096  # bytes of each end of a tensor that are part of a file's digest
 _CODE = ("cache", "codec", "cpu", "gguf", "model", "quants")  # what computes; other code changes no speed
 

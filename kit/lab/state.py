@@ -60,6 +60,11 @@ def probe_state() -> State:
     return State(*(source.nbytes / taken / 1e9 for taken in seconds))
 
 
+def in_caches() -> bool:
+    """Whether the CPU's caches hold what ``probe_state`` reads, so that it says nothing of memory."""
+    return 2 * system.last_level_cache() > _PROBE_BYTES
+
+
 @cache
 def _buffers():
     return numbers(_PROBE_BYTES // 4).fill_(1), numbers(_PROBE_BYTES // 4).zero_()
