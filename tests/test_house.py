@@ -94,6 +94,18 @@ def test_a_module_has_a_name_of_its_own():
     assert sorted(homes) == ["cuda.device", "lab.commands.experts"]
 
 
+# The same thing for another processor, for a file and for a program; a command's module has the name of what it runs.
+SHARED = {
+    *"attention child codes dequantize formats keys linear pinned rans rope routing run sources tables".split(),
+    *"tokenizer vocabulary weights __init__".split(),
+}
+
+
+def test_no_more_modules_share_a_name():
+    names = [path.stem for name, path in modules().items() if not name.startswith("lab.commands.")]
+    assert {name for name in names if names.count(name) > 1} <= SHARED
+
+
 def test_a_class_has_a_name_of_its_own():
     """Over all rooms: who reads a name knows which class it is."""
     homes = defaultdict(set)
