@@ -214,6 +214,18 @@ def test_a_benchmark_that_imports_another_is_run_itself(monkeypatch):
     assert "all" in done.output and "1.5" in done.output
 
 
+def test_a_case_says_how_long_it_takes(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(bytes(1 << 20))
+    os.truncate(path, 1_117_320_768)
+    took = {case: decode._expected(path, case, 4, 6) for case in decode.CASES}
+    assert 20 < took["decode"] < 60 < took["decode at 8192"] < decode._PATIENCE < took["prefill of 4096"]
+    assert decode._expected(path, "prefill of 4096", 4, 2) < 720
+    assert {(case, decode.CASES[case][:2]) for case in ("decode at 8192", "prefill of 4096")} == {
+        ("decode at 8192", (8191, 1)), ("prefill of 4096", (0, 4096))
+    }  # fmt: skip
+
+
 def test_every_file_that_is_timed_comes_through_one_door():
     """So that the record of any benchmark says how its files lay (benchmarks._files)."""
     others = [path for path in (ROOT / "benchmarks").glob("*.py") if path.name != "_files.py"]
