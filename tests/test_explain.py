@@ -533,12 +533,13 @@ def test_a_minute_does_not_count_the_compiling_of_kernels(study, monkeypatch):
 def test_a_way_that_rounds_says_what_that_does(study, monkeypatch):
     monkeypatch.setitem(study.__dict__, "kept_quality", {})  # another test may have measured this file's
     study.__dict__.pop("quality", None)
+    study.__dict__["kept_quality"] = {}
     assert "activations rounded to 8 bits." in sentences.advise(study)
     study.__dict__["quality"] = pd.DataFrame({"kl": {"int8 activations": 0.0079}, "kl_error": {"int8 activations": 0.0004}})
     assert "activations rounded to 8 bits, KL 0.0079 ± 0.0004 nats." in sentences.advise(study)
     study.__dict__["quality"] = "no tokenizer"
     assert "activations rounded to 8 bits, its effect not measured." in sentences.advise(study)
-    study.__dict__.pop("quality")
+    del study.__dict__["quality"], study.__dict__["kept_quality"]
 
 
 def test_a_gain_is_told_with_the_loss_that_it_costs(path, monkeypatch):
