@@ -555,7 +555,7 @@ def test_a_gain_is_told_with_the_loss_that_it_costs(path, monkeypatch):
     monkeypatch.setattr(engines.llama_cpp, "available", lambda: True)
     study.__dict__["engines"] = {}
     said = answer._beside(study, None, answer.Reached(engines.PEER, None, 1, 1, 1, 0.0))
-    assert said.endswith("it rounds activations to 8 bits as well (KL 0.0014 ± 6e-05 nats).")
+    assert said.endswith("it rounds activations to 8 bits as well (KL 0.0014 ± 0.00006 nats).")
     study.kept_quality.clear()
     study.__dict__["quality"] = "no tokenizer"
     assert answer._change(study, ways)[0] == f"{start} (not measured)."
