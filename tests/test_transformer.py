@@ -351,7 +351,7 @@ def test_a_fixed_state_is_copied_and_never_cut():
     copy.take(cache)
     states[1]["rows"].fill_(2)
     cache.advance(2)
-    with pytest.raises(ModelError, match=r"cannot go back from 5 to 4 positions.*mark\(\) there and go back_to\(\) it"):
+    with pytest.raises(ModelError, match=r"cannot go back from 5 to 4 positions.*mark\(\) at that position and back_to\(\)"):
         cache.truncate(4)
     cache.truncate(5)
     cache.back_to(mark)

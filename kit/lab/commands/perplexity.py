@@ -46,6 +46,7 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
     """  # fmt: skip
     import kit
     from kit.errors import ModelError
+    from kit.gguf.foreign import check_language_model
     from kit.lab import perplexity
     from kit.lab.costs.quality import Precision, model_of, rounding_to
     from kit.model.architectures import ARCHITECTURES
@@ -66,6 +67,7 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
     if policy and not memory:
         raise click.UsageError("--policy has no effect: it says which experts --memory keeps; add --memory")
     with kit.open(file, "small" if memory else "large") as opened:
+        check_language_model(opened)
         if opened.compressed:
             if asked_linear or rounding or memory:
                 raise click.UsageError("this model is compressed: leave out --linear, --dtype and --memory")
