@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from kit.gguf.mapped import MappedFile
 from kit.lab import doctor
 from kit.lab.commands.cli import main
 from kit.lab.synthetic.write import synthesize
-from kit.system import page_sizes
+from kit.system import advise, forget, page_sizes
 
 SIZE = 96 << 20
 
@@ -66,6 +68,24 @@ def test_pieces_that_have_large_pages_are_left_alone(path):
         assert 0.3 < large_pages.share(file.data) < 0.4
         assert large_pages.read_again(file.data, handle) == (SIZE - half, "done")
     assert large_pages.share(file.data) > large_pages.FEW and read(file) == before
+
+
+def test_a_file_that_another_process_maps_ends_the_reading(path):
+    """Its pages cannot be dropped: to try all of them took time from every token, even where a part has large pages."""
+    file = MappedFile(path)
+    read(file)
+    with open(path, "rb", buffering=0) as handle:
+        last = file.data[2 * large_pages.PIECE :]
+        assert advise(last, "unmap") and forget(handle, 2 * large_pages.PIECE, len(last)) and advise(last, "populate")
+        if (large_pages.share(file.data) or 0) < 0.3:
+            pytest.skip("this file system gives no large pages")
+        other = "import sys, numpy as np; data = np.memmap(sys.argv[1], np.uint8, 'r'); data[::4096].sum()"
+        command = [sys.executable, "-c", f"{other}; print(flush=True); sys.stdin.read()", str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            child.stdout.readline()
+            done, outcome = large_pages.read_again(file.data, handle)
+            child.stdin.close()
+    assert "another process maps the file" in outcome and done <= 2 * large_pages.PIECE
 
 
 def test_a_folder_says_what_it_gives(path, monkeypatch, tmp_path):

@@ -22,6 +22,7 @@ PIECE = 32 << 20  # bytes that are dropped and read again at once
 LEAST = 64 << 20  # bytes of a file that are worth it
 FEW = 0.9  # a file with a larger share of large pages is left alone
 TRIES = 4  # the last of which only looks
+LOST = 1  # pieces that may stay as they are, beyond those that gained
 SLOWEST = 0.2e9  # bytes per second, while tokens take all cores: a slower disk would hold them up for longer than they gain
 
 
@@ -71,9 +72,10 @@ def read_again(data: np.ndarray, handle, slowest: float = 0.0) -> tuple[int, str
     """(bytes that were read again, "done" or why it stopped) of a whole mapped file and its open handle.
 
     A piece of large pages is left alone. It goes from the end to the start: a token meets the piece that is missing once. A
-    token that reads a piece between two calls keeps its small pages: then it is tried again.
+    token that reads a piece between two calls keeps its small pages: then it is tried again. Where most pieces stay as they
+    are, as in a file that another process maps, it stops: each try takes time from the tokens.
     """
-    done, seen, size = 0, False, max(PIECE, len(data) // 64 // LARGE * LARGE)  # of a large file it takes long to ask
+    done, gained, size = 0, 0, max(PIECE, len(data) // 64 // LARGE * LARGE)  # of a large file it takes long to ask
     for start in range((len(data) - 1) // size * size, -1, -size):
         piece = data[start : start + size]
         for attempt in range(TRIES):
@@ -82,11 +84,13 @@ def read_again(data: np.ndarray, handle, slowest: float = 0.0) -> tuple[int, str
             large = held - left >= FEW * (len(piece) // LARGE * LARGE)
             if not (unmapped and (large or forget(handle, start, len(piece))) and advise(piece, "populate")):
                 return done, "this system cannot, or the file has become shorter"
-            done, seen = done + len(piece) * (not large and attempt == 0), seen or (large and len(piece) == size)
             if large:
+                gained += len(piece) == size and attempt > 0
                 break
+            done += len(piece) * (attempt == 0)
             if len(piece) == size and size / (time.perf_counter() - began) < slowest:
                 return done, f"the disk reads less than {slowest / 1e9} GB/s"
-        if len(piece) == size and not seen:
-            return done, "this file system gives no large pages, or another process maps the file"
-    return done, "done"
+        gained -= len(piece) == size and not large
+        if gained < -LOST:
+            break
+    return done, "done" if gained >= 0 else "this file system gives no large pages, or another process maps the file"
