@@ -19,6 +19,7 @@ WHY = {  # what is known of a line that is missed
     "Q8_0, float32, times the old": "28 cycles of arithmetic and 42 of reading 256 weights take 50 on a core"
 }
 QUALITY = ("KL to float32, nats", "same next token")
+READS = "GB/s from the disk"  # while a mixture decodes
 SIDES = (
     "fused",
     "blocks",
@@ -86,6 +87,8 @@ def newest() -> list[Line]:
                 continue
             if run["benchmark"] == "decode" and row.get("kl") is None and any(name in row["what"] for name in TRAINED):
                 continue
+            if row.get("pages") == "small":
+                row = row | {"what": row["what"].replace(", ", " from pages of 4 KiB, ", 1)}
             line = Line(run["benchmark"], run["title"], run["started"], run["system"]["commit"][:7], _cpu(run), row)
             key = line.cpu, row["what"]
             found[key] = max(found.get(key, line), line, key=lambda line: line.started)
@@ -236,6 +239,27 @@ def growth() -> str:
     return "\n".join(text) + "\n"
 
 
+def slots() -> str:
+    """A heading and a table of the newest record of each side of benchmarks/slots.py on each CPU."""
+    found = {}
+    for run in sorted(runs("slots"), key=lambda run: run["started"]):
+        for row in run["rows"]:
+            found[_cpu(run), row["what"]] = row, run["system"]["commit"][:7], run["title"]
+    if not found:
+        return ""
+    columns = {"limit, GiB": ".2f", "slots, GiB": ".2f", "a token, s": ".3f", READS: ".2f", "hits": ".1%", "prompt, s": ".1f"}
+    lines = [f"\n## {[*found.values()][-1][2].rstrip('.')}\n", f"| CPU |  | {' | '.join(columns)} | commit |"]
+    lines.append("|---" * (len(columns) + 3) + "|")
+    for (cpu, what), (row, commit, _) in sorted(found.items(), key=lambda each: (each[0][0], _natural(each[0][1]))):
+        if row.get("a token, s"):
+            row = row | {READS: row["MB read a token"] / row["a token, s"] / 1e3}
+        cells = ["" if row.get(name) is None else format(row[name], how) for name, how in columns.items()]
+        if row.get("a token, s") is None:
+            cells[2] = row["told"]
+        lines.append(f"| {' | '.join((cpu, what, *cells, commit))} |")
+    return "\n".join(lines) + "\n"
+
+
 def _kl(row) -> tuple[str, str]:
     """The cells of QUALITY."""
     kl = f"{row['kl']:.2g} ± {row['kl_error']:.1g}" if row["kl"] else "below 1e-10"  # as many digits had records once
@@ -290,16 +314,14 @@ def summary() -> str:
 
 
 def _ranges() -> dict[tuple[str, str, str], tuple[float, float]]:
-    """(CPU, case, pattern of a way) -> the least and the highest ratio of a model, at the newest commit of that case there."""
-    ranges, found = {}, [line for line in newest() if line.benchmark == "decode"]
-    for cpu, case in sorted({(line.cpu, line.row["what"].split(", ")[0]) for line in found}):
-        lines = [line for line in found if line.cpu == cpu and line.row["what"].startswith(f"{case}, ")]
-        last = max(lines, key=lambda line: line.started).commit
-        for way in COLUMNS.values():
-            ratios = [x.row["ratio"] for x in lines if x.commit == last and fnmatch(x.row["what"].split(", ")[1], way)]
-            if ratios:
-                ranges[cpu, case, way] = min(ratios), max(ratios)
-    return ranges
+    """(CPU, case, pattern of a way) -> the least and the highest ratio of a model, each by its newest record there."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for line in newest():
+        if line.benchmark == "decode":
+            case, side = line.row["what"].split(", ")[:2]
+            for way in (way for way in COLUMNS.values() if fnmatch(side, way)):
+                found.setdefault((line.cpu, case, way), []).append(line.row["ratio"])
+    return {key: (min(ratios), max(ratios)) for key, ratios in found.items()}
 
 
 def extremes(case: str) -> tuple[float, float]:
@@ -333,7 +355,7 @@ def under_transformers() -> str:
 
 def tables() -> str:
     """All records, as docs/speeds_records.md has them."""
-    return table(newest()) + under_transformers() + qualities() + parts() + static() + compiled() + growth()
+    return table(newest()) + under_transformers() + qualities() + slots() + parts() + static() + compiled() + growth()
 
 
 def _newest(name, wanted=bool) -> dict[str, dict]:

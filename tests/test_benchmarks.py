@@ -332,6 +332,23 @@ def test_what_misses_its_time_is_bold_and_samples_of_one_commit_accumulate():
     assert waits.medians(runs) == {what: 16.0, again: 4.0}
 
 
+def test_the_summary_has_every_models_newest_record_and_small_pages_are_a_case_of_their_own(monkeypatch):
+    """One model measured again took the others out of the table, and a record of small pages took the place of large ones."""
+
+    def run(commit, started, what, ratio, pages="large"):
+        row = {"what": what, "ratio": ratio, "least": 0.5, "kl": 0.001, "same": 1.0, "pages": pages}
+        system = {"commit": commit, "cpu_features": ["avx2"]}
+        return {"benchmark": "decode", "title": "t", "started": started, "machine_id": "amd-x", "system": system, "rows": [row]}
+
+    old, new, small = (f"decode, fused, {model}" for model in ("smollm2-135m", "gemma-3-270m", "gemma-3-270m"))
+    committed = [run("a", 1, old, 1.5), run("a", 1, new, 1.1), run("b", 2, new, 0.9), run("b", 3, small, 0.7, "small")]
+    monkeypatch.setattr(_speeds, "runs", lambda name: iter(committed))
+    assert _speeds._ranges() == {
+        ("AMD, AVX2", "decode", "fused"): (0.9, 1.5),
+        ("AMD, AVX2", "decode from pages of 4 KiB", "fused"): (0.7, 0.7),
+    }
+
+
 def test_a_command_that_fails_is_no_sample(tmp_path):
     with pytest.raises(RuntimeError, match="ended with 3:\nwhy"):
         waits._shell("echo why; exit 3", tmp_path)
