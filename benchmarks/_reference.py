@@ -1,5 +1,6 @@
-"""The committed runs of results/reference: one rendered run per machine, the newest; of the others their records."""
+"""The committed runs of results/reference: one rendered run per kind of machine, the newest; of the others their records."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -40,9 +41,14 @@ def _check(state: Run) -> None:
             raise ValueError(f"{state.folder} {what} {', '.join(sorted(found))}: run it again on an idle machine")
 
 
+def kind(machine: Path) -> str:
+    """CPU, cores and memory of a machine by the name of its folder, which ends in four digits of a digest."""
+    return re.sub("-[0-9a-f]{4}$", "", machine.name)
+
+
 def tidy() -> list[Path]:
-    """Remove the pages of every run but the newest rendered one of its machine; the folders that lost pages."""
-    newest = {folder.parent: folder for folder in reversed(_records.rendered())}
+    """Remove the pages of every run but the newest rendered one of its kind of machine; the folders that lost pages."""
+    newest = {kind(folder.parent): folder for folder in reversed(_records.rendered())}
     tidied = []
     for folder in {path.parent for kind in PAGES for path in _records.REFERENCE.glob(f"*/*/{kind}")} - {*newest.values()}:
         for path in (path for kind in PAGES for path in folder.glob(kind)):

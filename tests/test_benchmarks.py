@@ -425,8 +425,9 @@ def test_a_run_that_failed_or_was_disturbed_is_not_committed(tmp_path, monkeypat
     assert not (tmp_path / "reference").exists()
 
 
-def test_one_rendered_run_of_each_machine_is_in_the_repository():
-    machines = [folder.parent for folder in _records.rendered()]
+def test_one_rendered_run_of_each_kind_of_machine_is_in_the_repository():
+    assert _reference.kind(Path("cpu-2c-24g-8da4")) == _reference.kind(Path("cpu-2c-24g-c082")) == "cpu-2c-24g"
+    machines = [_reference.kind(folder.parent) for folder in _records.rendered()]
     assert len(machines) == len({*machines}) > 0
     stray = [path for kind in _reference.PAGES for path in _records.REFERENCE.glob(f"*/*/{kind}")]
     assert {path.parent for path in stray} == {*_records.rendered()}
