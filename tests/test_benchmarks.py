@@ -72,7 +72,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
     ),
     "ptxas": ({"GPUS": {"sm_90": "H100"}}, {"only": "pack"}, ("pack", "pack with a gate")),
     "quality": (
-        {"TRAINED": {"tiny": None}, "LONG": "long", "POSITIONS": 8},
+        {"TRAINED": {"tiny": SimpleNamespace(file="", sha256="")}, "LONG": "long", "POSITIONS": 8},
         {"tokens": 20},
         (
             "tiny, fused, prompt",
