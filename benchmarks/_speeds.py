@@ -155,11 +155,7 @@ def _order(column: str) -> tuple:
 
 def qualities() -> str:
     """A heading and a table of the newest record of benchmarks/quality.py on each CPU."""
-    found = {}
-    for run in sorted(runs("quality"), key=lambda run: run["started"]):
-        for row in run["rows"]:
-            found[_cpu(run), row["what"]] = row, run["system"]["commit"][:7], run["title"]
-    if not found:
+    if not (found := _newest_rows("quality")):
         return ""
     head = ("", *QUALITY, "times llama.cpp's", "at most", "CPU", "commit")
     title = max(title for *_, title in found.values())
@@ -241,11 +237,7 @@ def growth() -> str:
 
 def slots() -> str:
     """A heading and a table of the newest record of each side of benchmarks/slots.py on each CPU."""
-    found = {}
-    for run in sorted(runs("slots"), key=lambda run: run["started"]):
-        for row in run["rows"]:
-            found[_cpu(run), row["what"]] = row, run["system"]["commit"][:7], run["title"]
-    if not found:
+    if not (found := _newest_rows("slots")):
         return ""
     columns = {"limit, GiB": ".2f", "slots, GiB": ".2f", "a token, s": ".3f", READS: ".2f", "hits": ".1%", "prompt, s": ".1f"}
     lines = [f"\n## {[*found.values()][-1][2].rstrip('.')}\n", f"| CPU |  | {' | '.join(columns)} | commit |"]
@@ -356,6 +348,15 @@ def under_transformers() -> str:
 def tables() -> str:
     """All records, as docs/speeds_records.md has them."""
     return table(newest()) + under_transformers() + qualities() + slots() + parts() + static() + compiled() + growth()
+
+
+def _newest_rows(name) -> dict[tuple[str, str], tuple[dict, str, str]]:
+    """(CPU, what) -> the newest row of a benchmark there, with its commit and title."""
+    found = {}
+    for run in sorted(runs(name), key=lambda run: run["started"]):
+        for row in run["rows"]:
+            found[_cpu(run), row["what"]] = row, run["system"]["commit"][:7], run["title"]
+    return found
 
 
 def _newest(name, wanted=bool) -> dict[str, dict]:
