@@ -1,4 +1,4 @@
-"""Benchmarks: the kit beside its peers and the machine's limits; see `python -m benchmarks --help`."""
+"""Benchmarks: the kit compared with its peers and the machine's limits; see `python -m benchmarks --help`."""
 
 import kit
 

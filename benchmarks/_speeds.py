@@ -1,5 +1,6 @@
 """The newest record of every benchmark that has a goal, as tables and pictures for pages (benchmarks/_pages.py)."""
 
+import ast
 import json
 import re
 from fnmatch import fnmatch
@@ -365,6 +366,8 @@ def _newest(name, wanted=bool) -> dict[str, dict]:
 
 
 def runs(name: str):
-    """The committed runs of a benchmark."""
+    """The committed runs of a benchmark, each with the title that the benchmark has today."""
     for path in sorted((ROOT / "results" / "reference").glob(f"*/benchmarks/{name}.jsonl")):
-        yield from map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        module = Path(__file__).parent / path.with_suffix(".py").name
+        title = {"title": ast.get_docstring(ast.parse(module.read_text())).splitlines()[0]} if module.exists() else {}
+        yield from (json.loads(line) | title for line in path.read_text(encoding="utf-8").splitlines())

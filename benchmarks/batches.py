@@ -1,4 +1,4 @@
-"""kit.nn.Linear of 1 to 64 tokens beside torch's own float32 layer and its int8 and int4 weight-only products, in turn."""
+"""kit.nn.Linear of 1 to 64 tokens compared with torch's own float32 layer and its int8 and int4 weight-only products."""
 
 import sys
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Caches: a whole granite-3.3-8b decode of 100 tokens replayed (beside libCacheSim, which is C), and a live hit."""
+"""Caches: a whole granite-3.3-8b decode of 100 tokens replayed (compared with libCacheSim, which is C), and a live hit."""
 
 import importlib.util
 import tempfile

@@ -1,4 +1,4 @@
-"""Tiles of 64 KiB, one core: every decoder, predictor and checksum included, and the encoder, beside zstd -1."""
+"""Tiles of 64 KiB, one core: every decoder, predictor and checksum included, and the encoder, compared with zstd -1."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""kit beside llama.cpp on the same file, each in a process of its own, in turn: decode, prefill, first token.
+"""kit compared with llama.cpp on the same file, each in a process of its own, in turn: decode, prefill, first token.
 
 llama.cpp is that of the wheel (AVX2). Beside it stand the build that LLAMA_CPP names, as llama.cpp's best for this CPU, and
 the ik_llama.cpp that IK_LLAMA_CPP names. The cases "on" one of TIERS mask features of the CPU from both sides; they need a

@@ -1,4 +1,4 @@
-"""Dequantize 200 MB: the kit beside ggml's own code, gguf-py and a non-temporal fill, all on the same number of threads."""
+"""Dequantize 200 MB: the kit compared with ggml's own code, gguf-py and a non-temporal fill, on as many threads."""
 
 import ctypes
 import importlib.util

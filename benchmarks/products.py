@@ -1,4 +1,4 @@
-"""One token times matrices that no cache holds, by format: GB/s beside what memory gives to reads, processes in turn."""
+"""One token times matrices that no cache holds, by format: GB/s compared with what memory gives to reads, processes in turn."""
 
 import sys
 

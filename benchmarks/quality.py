@@ -1,4 +1,4 @@
-"""What rounding costs trained models: KL divergence of the next token from float32's, the kit beside llama.cpp.
+"""What rounding costs trained models: KL divergence of the next token from float32's, the kit compared with llama.cpp.
 
 The exact answer is llama.cpp's own: the same weights in float32, a float32 KV cache and no flash attention.
 """

@@ -1,4 +1,4 @@
-"""The kit's thread pool: a token's products by other pools; and a token on a part of a machine beside llama.cpp.
+"""The kit's thread pool: a token's products by other pools; and a token on a part of a machine compared with llama.cpp.
 
 On a part of a machine, time and CPU time (seconds of all cores) of a decode of SmolLM2, in turn: who spins while others have
 work takes more of the second.

@@ -1,4 +1,4 @@
-"""This kit beside an older checkout (KIT_OLD=folder) and beside lower SIMD tiers, in alternating processes."""
+"""This kit compared with an older checkout (KIT_OLD=folder) and with lower SIMD tiers, in alternating processes."""
 
 import json
 import os
