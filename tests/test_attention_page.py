@@ -1,5 +1,6 @@
 """Notebook 04: shares by arithmetic, one head three ways, whole tokens by part, and verdicts that follow the run."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -119,7 +120,14 @@ def test_a_latent_is_less_to_keep_and_both_ways_give_what_loops_give(tmp_path):
 )
 def test_verdicts_follow_the_run(tmp_path, monkeypatch, kept, roomy, warm, shown, longer, even):
     monkeypatch.setattr(pressure, "of_run", lambda lab: curve(SLOW | {"kept": kept}, roomy))
-    ran = run(tmp_path, longer=dict.fromkeys(("loops", "products"), np.full(9, longer)))
+
+    def slower(middle):  # what one row's projections take beyond another's is not what attention gives
+        return middle.add(pd.DataFrame({"projections": 9.0, "total": 9.0}, ["loops for both"]), fill_value=0).loc[middle.index]
+
+    ran = run(tmp_path, longer=dict.fromkeys(("loops", "products"), np.full(9, longer)), middle=slower)
+    assert re.search(
+        r"a token is (1\.00\d|0\.99\d) times as fast if the projections are loops", " ".join(ran.words["answer"].split())
+    )
     found = {(row.claim, row.verdict) for row in read([tmp_path / f"{NAME}.jsonl"]) if row.verdict}
     assert {("warm-inference", warm), ("long-sequences", even)} <= found and ("blas-500", "impossible") in found
     assert len(ran["both"]) == shown and ran["there"]["first / before"] == pytest.approx(194 / 36.8)

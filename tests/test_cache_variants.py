@@ -69,7 +69,8 @@ def test_the_whole_notebook_judges(tmp_path):
     others = table.drop("none", level="prefetch")
     assert told == [round(others.max(), 2), round(others.min(), 2)]
     rows = [row for row in read([tmp_path / f"{NAME}.jsonl"]) if row.verdict]
-    assert sum(row.claim == "prefetch-ahead" for row in rows) == len(ways), "each way is judged by itself"
+    found = [row.median for row in rows if row.claim == "prefetch-ahead"]  # 0.52 in the verdict, 0.545 in the table
+    assert len(found) == len(ways) and sorted(found) == pytest.approx(sorted(others)), "each way is judged by itself"
     assert not [row for row in read([tmp_path / f"{NAME}.jsonl"]) if row.quantity == "gate"]
     assert {
         ("lru-512mb", "not reproduced"), ("prefetch-automatic", "not reproduced"), ("frequency-priority", "not reproduced"),
