@@ -14,9 +14,10 @@ from click.testing import CliRunner
 import kit
 from kit.errors import ModelError, QuantError
 from kit.gguf.formats import FORMATS
-from kit.lab import llama_cpp, requantize
+from kit.lab import llama_cpp, measurements, requantize
 from kit.lab.commands.cli import main
 from kit.lab.costs import quants
+from kit.lab.costs.ways import BLOCKS_INT8
 from kit.lab.synthetic.write import synthesize
 from kit.units import to_json
 
@@ -107,7 +108,31 @@ def test_what_is_no_quantization_of_the_model_is_refused(source, tmp_path):
         assert done.exit_code == 2 and says in done.output
 
 
-def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(tmp_path):
+def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(source, tmp_path):
+    """int8 took 30.8 ms in the table of quantizations and 29.8 ms on the same page."""
+    with kit.open(source) as file:
+        digest, code = measurements.digest_of(file), measurements.settings()
+        key = {"digest": digest, "machine": measurements.machine_id(), "settings": code, "at": "2026-01-01"}
+        row = {"file": source.name, "bytes": 9, "bits": 8.5, "way": "int8", "speed": 32.5, "samples": [32.5], "bound": 3.0,
+               "gbps": 9.0, "kl": 0.0, "kl_error": 0.0, "same": 1.0, "memory": 9, "others": 0.0, "best": True}  # fmt: skip
+        reading = measurements.Reading(BLOCKS_INT8.label, digest, (1 / 40, 1 / 50, 1 / 60), "s", code)
+        measurements.of_run(tmp_path).add(reading)
+        saved, recorded = tmp_path / "q.json", []
+        lab = SimpleNamespace(out=tmp_path, record=lambda **given: recorded.append(given))
+        for more, speed, says in (
+            (key, 50.0, ": 50 tokens per second, its answers"),
+            (key | {"settings": "code=of another day"}, 32.5, " (another measurement than this page's, of 2026-01-01), its"),
+            ({}, 32.5, " (another measurement than this page's), its answers"),
+        ):
+            saved.write_text(to_json({"rows": [row | more, row | {"file": "other.gguf", "way": "exact", "kl": 0.1}]}))
+            table = quants.of_run([saved], lab, file)
+            assert table["speed"].tolist() == [pytest.approx(speed), 32.5] and says in quants.advice(table)
+            assert ("speed is" in quants.rows(table)) == (speed < 50)
+    (only,) = recorded
+    assert only["quantity"] == f"{BLOCKS_INT8.quantity}, by kit quants" and only["samples"] == pytest.approx(reading.samples)
+
+
+def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(source, tmp_path):
     """The page's own cells, on what `kit quants --json` printed: the advice, a figure, a table. Without files they say so."""
     rows = {"bytes": [9, 4], "bits": [8.5, 4.5], "way": ["exact", "int8"], "speed": [1.0, 2.0], "samples": [[1.0], [2.0]],
             "bound": 3.0, "gbps": 9.0, "kl": [0.0, 0.01], "kl_error": [0.0, 1e-3], "same": 1.0,
@@ -117,7 +142,7 @@ def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(tmp_path):
     code = {cell.id: cell.source for cell in cells.read("07_memory_frontier").cells}
     said, drawn = [], []
     plt.close("all")
-    lab = SimpleNamespace(say=said.append)
+    lab, file = SimpleNamespace(say=said.append, out=tmp_path), kit.open(source)
     for text, told in (
         ("", "No quantizations were named"),
         (str(tmp_path / "q.json"), "small.gguf --linear fused-int8: 2 tok"),
@@ -126,6 +151,7 @@ def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(tmp_path):
             "choice": quants,
             "quantized": quants.named(text),
             "lab": lab,
+            "file": file,
             "shown": drawn.append,
             "display": lambda _: None,
         }
@@ -134,6 +160,7 @@ def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(tmp_path):
         assert bool(plt.get_fignums()) == bool(text)
         assert told in said[-1]
     assert [*drawn[0]["KL, nats"]] == ["0", "0.01 ± 0.001"] and len(drawn) == 1
+    file.close()
     (tmp_path / "other.json").write_text("[1]")
     for text, says in (
         ("a.gguf", "quants: a.gguf is one file; name several"),

@@ -136,6 +136,24 @@ def test_pages_that_publish_two_values_of_one_way_are_a_warning(tmp_path):
     assert said == f"a token, blocks as they lie: {ours}, {theirs}: two values of one measurement"
     assert len(told(stored=[0.2, 0.21])) == 1 and told([0.5], state={"busy": "others"}) == []
     assert told([0.5], parameters={"model": "another"}) == [], "of another file"
+    model = {"model": "m.gguf"}
+    table = row_of(
+        "a token, blocks, int8 activations, by kit quants", 0.0308, parameters=model
+    )  # 30.8 ms in this table, 29.8 ms on the page
+    rows = [
+        replace(row, samples=[0.0298, 0.0299, 0.0297])
+        for row in (table, replace(table, quantity=table.quantity.removesuffix(", by kit quants")))
+    ]
+    apart = [published.disagreements(run, [replace(table, samples=[given]), rows[1]]) for given in (0.0298, 0.0308)]
+    assert not apart[0] and "by kit quants" in apart[1][0] and "two values of one measurement" in apart[1][0]
+    kept = row_of("tokens a second, all float32 kept", 4.4, "02_cache_mystery", parameters=model)
+    kept = replace(kept, unit="tok/s")
+    page = row_of("a token, all kept, f32", 0.21, parameters=model)
+    assert published.disagreements(run, [kept, page]) and not published.disagreements(
+        run, [kept, replace(page, samples=[1 / 4.4])]
+    )
+    free = [replace(row, parameters={}) for row in (kept, page)]
+    assert not published.disagreements(run, free), "each page generates another model"
     records.append(tmp_path / "07_memory_frontier.jsonl", row_of("a token, blocks as they lie", 0.05))
     run.planned = ["07_memory_frontier"]
     assert "two values of one measurement" in index.write(run).read_text()

@@ -11,7 +11,7 @@ from kit.lab.measurements import Reading, Readings, digest_of, note, settings
 from kit.system import memory_available, memory_limit
 from kit.units import format_bytes, format_seconds
 
-_ENGINE_WAYS = {"kit": BLOCKS, "kit, int8 activations": BLOCKS_INT8}  # engine -> its way
+ENGINE_WAYS = {"kit": BLOCKS, "kit, int8 activations": BLOCKS_INT8}  # engine -> its way
 _TRIES = 3  # of a measurement that other processes disturb
 _WORTH = 1.5  # times the seconds of the first row: a slower way is not measured
 _EACH = 4.0  # seconds that measuring a way should take
@@ -19,7 +19,7 @@ _EACH = 4.0  # seconds that measuring a way should take
 
 def measure_engines(study) -> None:
     """Take the ways that the engines of a kit.lab.costs.study.Study measured as measured."""
-    for name, way in _ENGINE_WAYS.items():
+    for name, way in ENGINE_WAYS.items():
         if reading := study.engines.get(name):
             study.measured.setdefault(way, Measured(way, reading.samples, None, 0, None, reading.busy))
 
@@ -49,12 +49,12 @@ def measure_best(study, best: int) -> None:
 
 def in_store(measured: dict[Way, Measured], file, store: Readings, by: str) -> dict[Way, Measured]:
     """The ways that a page of a run measured on an open file, each with the one value that the run shows: the engines' reading
-    of a way that they ran, each in a process of its own and in turn; else what was measured, which the run's ``store`` keeps
-    for the other pages."""
+    of a way that they ran, each in a process of its own and in turn, or another page's; else what was measured, which the run's
+    ``store`` keeps for the other pages."""
     digest, told = digest_of(file), {}
     for way, one in measured.items():
-        reading = store.known(way.label, digest, settings(), busy=True) if way in _ENGINE_WAYS.values() else None
-        if reading is None:
+        reading = store.known(way.label, digest, settings(), busy=True)
+        if reading is None or (reading.by == by and way not in ENGINE_WAYS.values()):
             note(store, Reading(way.label, digest, one.samples, "s", settings(), _others(one), by))
             told[way] = one
         else:

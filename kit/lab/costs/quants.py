@@ -7,6 +7,7 @@ of eight bits.
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +18,19 @@ import kit
 from kit.errors import ModelError
 from kit.gguf.sources import resolve
 from kit.gguf.uses import bytes_used, uses_of
-from kit.lab import figures, state
+from kit.lab import figures, measurements, state
 from kit.lab.costs import divergence, quality
 from kit.lab.costs.engines import Process
+from kit.lab.costs.measuring import ENGINE_WAYS
 from kit.lab.costs.peers import prompt_of
+from kit.lab.costs.ways import BY_QUANTS
 from kit.units import format_bytes
 
 WAYS = {"exact": ("kit", "fused"), "int8": ("kit, int8 activations", "fused-int8")}  # way -> engine, variant of kit.linear
 COLUMNS = [
     "bytes", "bits", "way", "speed", "samples", "bound", "gbps", "kl", "kl_error", "same", "memory", "others", "best",
 ]  # fmt: skip
+KEY = ["digest", "machine", "settings", "at"]  # of a row's speed, as in kit.lab.measurements; at: the day
 
 
 def study(
@@ -38,8 +42,8 @@ def study(
     and way decodes ``new`` tokens in turn, each in a process of its own. bound: tokens per second at ``gbps``, the most that
     memory read in any round. kl, kl_error, same: of kit.lab.costs.divergence, by ``tokens`` of a text (0: as many as take
     seconds), from the exact products of the file ``exact`` (None: the one with the most bits). memory: resident bytes of the
-    process, file included. others: cores that other processes used. best: no other row is both faster and closer. ModelError
-    for files that are not of one model.
+    process, file included. others: cores that other processes used. best: no other row is both faster and closer. KEY: what
+    the speed is of. ModelError for files that are not of one model.
     """
     with ExitStack() as stack:
         files = {path: stack.enter_context(kit.open(path)) for path in paths}
@@ -48,6 +52,8 @@ def study(
         first = exact or max(files, key=bits.get)
         lost, prompt = _losses(files, first, tokens, progress), prompt_of(files[first])
         used = {path: bytes_used(uses_of(file)) for path, file in files.items()}
+        here = measurements.machine_id(), measurements.settings(), datetime.now(UTC).date().isoformat()
+        keys = {path: (measurements.digest_of(file), *here) for path, file in files.items()}
     speeds, memory, read, others = _speeds(paths, prompt, rounds, new, progress)
     rows = []
     for path in sorted(paths, key=lambda path: -bits[path]):
@@ -55,9 +61,9 @@ def study(
             one, samples = lost[path, way], speeds[path, way]
             rows.append((
                 path.name, path.stat().st_size, bits[path], way, float(np.median(samples)), samples, read * 1e9 / used[path],
-                read, one["kl"], one["kl_error"], one["same"], memory[path, way], others, False,
+                read, one["kl"], one["kl_error"], one["same"], memory[path, way], others, False, *keys[path],
             ))  # fmt: skip
-    table = pd.DataFrame(rows, columns=["file", *COLUMNS]).set_index("file")
+    table = pd.DataFrame(rows, columns=["file", *COLUMNS, *KEY]).set_index("file")
     return table.assign(best=front(table["speed"].to_numpy(), table["kl"].to_numpy()))
 
 
@@ -78,10 +84,32 @@ def of(paths: Sequence[Path]) -> pd.DataFrame:
     return read(paths[0]) if paths[0].suffix == ".json" else study(paths)
 
 
+def of_run(paths: Sequence[Path], lab, file) -> pd.DataFrame:
+    """``of`` on a page of a run about an open ``file``: its rows have the one value that the run's store has of their way, and
+    are recorded. "other" says of those that are another measurement, with other code or settings or on another machine, when it
+    was."""
+    table, store, digest = of(paths).assign(other=""), measurements.of_run(lab.out), measurements.digest_of(file)
+    here = digest, measurements.machine_id(), measurements.settings()
+    for number, row in enumerate(table.reset_index().itertuples()):
+        if row.digest not in (digest, "") or (not row.digest and row.file != Path(file.path).name):
+            continue
+        way, column = ENGINE_WAYS[WAYS[row.way][0]], table.columns.get_loc
+        if (row.digest, row.machine, row.settings) != here:
+            table.iloc[number, column("other")] = f"another measurement than this page's{f', of {row.at}' * bool(row.at)}"
+            continue
+        if reading := store.known(way.label, digest, here[-1], busy=True):
+            table.iloc[number, column("speed")] = 1 / reading.median
+            table.iat[number, column("samples")] = [1 / seconds for seconds in reading.samples]
+        samples = [1 / speed for speed in table["samples"].iloc[number]]
+        lab.record(quantity=way.quantity + BY_QUANTS, unit="s", samples=samples)
+    return table.assign(best=front(table["speed"].to_numpy(), table["kl"].to_numpy()))
+
+
 def read(path: Path) -> pd.DataFrame:
     """The table that `kit quants --json` printed to a file; ModelError where it is something else."""
     try:
-        return pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))["rows"]).set_index("file")[COLUMNS]
+        table = pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))["rows"]).set_index("file")
+        return table[COLUMNS + [name for name in KEY if name in table]].reindex(columns=[*COLUMNS, *KEY], fill_value="")
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path}: is not what `kit quants --json` prints ({error}); write it again") from None
 
@@ -102,8 +130,9 @@ def advice(table: pd.DataFrame) -> str:
         return f"None: every file loses more than {SMALL} nats to the exact one."
     row = whole.loc[[whole["speed"].idxmax()]].nlargest(1, "speed").iloc[0]
     linear = " --linear fused-int8" if row["way"] == "int8" else ""
+    other = f" ({row['other']})" if row.get("other") else ""
     told = "the exact ones" if row["kl"] == 0 else f"KL {divergence.told(row['kl'], row['kl_error'])} nats"
-    return f"{row.name}{linear}: {row['speed']:.3g} tokens per second, its answers {told}."
+    return f"{row.name}{linear}: {row['speed']:.3g} tokens per second{other}, its answers {told}."
 
 
 SMALL = 0.05  # nats: a loss that is called small; llama.cpp's own rounding of activations loses about 0.02
@@ -121,6 +150,8 @@ def rows(table: pd.DataFrame) -> pd.DataFrame:
         "memory": table["memory"].map(format_bytes),
         "on the front": table["best"],
     }
+    if table.get("other", pd.Series(dtype=str)).any():
+        columns["speed is"] = table["other"]
     return pd.DataFrame(columns, index=table.index)
 
 

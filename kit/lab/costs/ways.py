@@ -70,6 +70,9 @@ class Way:
 LAZY = Way("NoCache")
 BLOCKS = Way("NoCache", linear="fused")
 BLOCKS_INT8 = replace(BLOCKS, linear="fused-int8")
+KEPT = Way("HashMap")  # all weights in float32
+KEPT_RATE = "tokens a second, all float32 kept"  # KEPT in records of the pages of caches, in tok/s
+BY_QUANTS = ", by kit quants"  # after a way's quantity in records: what the table of quantizations shows of it
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ from kit.cache.policies.base import Policy
 from kit.cache.prefetch import Prefetcher
 from kit.cache.stats import Stats
 from kit.cache.traces import Requests, requests
-from kit.lab import tables
+from kit.lab import measurements, tables
 from kit.lab.claims.gates import NOISE
+from kit.lab.costs.ways import KEPT, KEPT_RATE
 from kit.lab.kept import once_a_run
+from kit.lab.state import BUSY
 from kit.system import last_level_cache
 
 
@@ -91,6 +93,19 @@ def decode(
     dequantizing = float(frame.loc[(frame["what"] == "dequantize") & (frame["token"] == frame["token"].min()), "seconds"].sum())
     accesses = frame[frame["what"] == "access"]
     return Live(label or repr(cache), cache, seconds, stats, accesses, logits, held, dequantizing)
+
+
+def all_kept(lab, file, measure: Callable[[], list[float]]) -> list[float]:
+    """Tokens per second of an open file with all float32 kept, of which a run has one value: from the record or the store of
+    the page that came first, else measured, and noted for the others."""
+    store, key = measurements.of_run(lab.out), (KEPT.label, measurements.digest_of(file), measurements.settings())
+    known = store.known(*key, busy=True)
+    rates = lab.once(KEPT_RATE, "tok/s", lambda: [1 / each for each in known.samples] if known else measure())
+    if not known:
+        name, digest, settings = key
+        seconds, others = tuple(1 / rate for rate in rates), 2 * BUSY * bool(lab.busy)
+        measurements.note(store, measurements.Reading(name, digest, seconds, "s", settings, others, lab.notebook))
+    return rates
 
 
 def one_pass(file) -> Requests:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 from kit.lab import measurements
 from kit.lab.claims.records import Record
-from kit.lab.costs.ways import BLOCKS
+from kit.lab.costs.ways import BLOCKS, BY_QUANTS, KEPT, KEPT_RATE
 from kit.lab.measurements import Reading
 from kit.lab.report.lead import WAYS, samples_of
 from kit.lab.report.run import Run
@@ -25,7 +25,11 @@ def values(run: Run, rows: Iterable[Record]) -> Iterator[Reading]:
         if row.status == "ok" and row.how == "measured" and row.samples:
             given, busy = HERE | row.parameters, 2 * BUSY * bool(row.state.get("busy"))
             model, of = str(given["model"]), json.dumps([given[name] for name in HERE if name != "model"])
-            yield Reading(row.quantity, model, tuple(row.samples), row.unit, of, busy, row.notebook, run.machine_id)
+            name, unit, samples = row.quantity.removesuffix(BY_QUANTS), row.unit, tuple(row.samples)
+            if name == KEPT_RATE and model:  # of generated models each page has its own
+                name, unit, samples = KEPT.quantity, "s", tuple(1 / rate for rate in samples)
+            by = row.notebook + BY_QUANTS * row.quantity.endswith(BY_QUANTS)
+            yield Reading(name, model, samples, unit, of, busy, by, run.machine_id)
     kept = run.folder / PEERS
     if not kept.exists():
         return
