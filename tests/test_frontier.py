@@ -146,6 +146,19 @@ def test_float32_kept_has_the_value_of_the_page_of_caches_and_the_other_way_roun
         assert live.all_kept(lab, file, pytest.fail) == pytest.approx([5.0, 1 / 0.3])
 
 
+def test_the_answer_takes_what_was_measured_and_only_else_a_prediction(patch, ran, tmp_path):
+    """It predicted 319 ms of what a user then measured to be 427, and 38.2 ms of a way that the page had measured at 40.2."""
+    with patch.context() as there:
+        there.setattr(pressed, "measure", lambda *how, alone=ran["alone"]: alone)  # the file is mapped by now
+        found = cells.run(
+            NAME, "answer", out=tmp_path, memory="1 TiB", replace={"roomy": lambda roomy: replace(roomy, way=BLOCKS)}
+        )
+    assert found["whole"] is found["tensors"] and found["real"][BLOCKS].samples == pytest.approx(SAMPLES)
+    said = " ".join(found.words["answer"].split())
+    assert f"{BLOCKS.label} takes 500 ms (measured) in" in said and f"takes {found['now']} per token with" in said
+    assert found["known"](replace(found["plain"], way=Way("Pinned", 1))).how == "predicted" and found["now"].how == "measured"
+
+
 def test_the_error_is_that_of_the_medians(ran):
     pairs = [ran["asked"][way].seconds / real.seconds for way, real in ran["measured"].items()]
     factors = [max(ratio, 1 / ratio) for ratio in pairs]

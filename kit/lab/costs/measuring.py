@@ -1,7 +1,9 @@
 """Measuring the ways of a study: which of them, how often, in which process, unless it was measured before."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from kit.lab import state
 from kit.lab.costs.measured_ways import Measured, measure, measure_apart
@@ -45,6 +47,26 @@ def measure_best(study, best: int) -> None:
         else:
             study.measured[way] = result
             _store(study, result)
+
+
+class Known(NamedTuple):
+    """Seconds of a token, and ``how`` they are known."""
+
+    seconds: float
+    how: str
+
+    def __str__(self):
+        return f"{format_seconds(self.seconds)} ({self.how})"
+
+
+def known(measured: dict[Way, Measured]) -> Callable[[Prediction], Known]:
+    """What a page says of a prediction: what was measured of its way, else what is predicted."""
+
+    def told(each: Prediction) -> Known:
+        real = measured.get(each.way)
+        return Known(real.seconds, "measured") if real else Known(each.seconds, "predicted")
+
+    return told
 
 
 def in_store(measured: dict[Way, Measured], file, store: Readings, by: str) -> dict[Way, Measured]:
