@@ -224,9 +224,12 @@ def test_what_a_group_may_keep_is_part_of_the_way_where_there_is_a_group(monkeyp
     """What stays there is in no least; where no group may be made, no page is used."""
     path = synthesize(tmp_path / "tiny.gguf", "tiny-granite")
     for group, way in {"": PRESSED, str(tmp_path / "gone"): replace(PRESSED, capacity=1 << 19)}.items():
-        told = [{"seconds": [0.5], "stayed": 0.0, "group": group, "logits": [0.0]}]
+        seconds, read = [0.9] * bool(group) + [0.5, 0.4], [1e9] * (2 + bool(group))
+        told = [{"seconds": seconds, "read": read, "stayed": 0.6, "group": group, "logits": [0.0]}]
         monkeypatch.setattr(pressed.child, "call", lambda *_, told=told, **__: told)
-        assert [*pressed.measure(path, 1, limit=1 << 19)] == [way]
+        [(found, one)] = pressed.measure(path, 1, limit=1 << 19).items()
+        assert found == way and one.measured.samples == (0.4,)
+        assert (one.gbps, one.cold) == (2.5, 2.0 if group else 0), "of what was read: pages that stay are not those asked for"
 
 
 def test_a_child_that_fails_is_a_reason(tmp_path):

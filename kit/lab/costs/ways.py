@@ -36,7 +36,7 @@ SLOTS = {"slots": "fused", "slots-int8": "fused-int8"}  # experts in slots -> ho
 class Way:
     """A policy of kit.cache by name, its capacity (bytes; None: unlimited), and how weights are used. ``linear``: "dequantized"
     (to ``dtype``), one of FUSED, or blocks that the disk brings: ``capacity`` bytes of all are kept ("pinned blocks"), or of
-    experts (SLOTS), or the system may keep so many ("pressed": which it keeps, BackingStore tells)."""
+    experts (SLOTS), or the system may keep so many and is predicted to keep none ("pressed")."""
 
     policy: str
     capacity: int | None = None
@@ -106,12 +106,10 @@ class Prediction:
 
 class BackingStore(NamedTuple):
     """What a file that does not fit is read from: ``gbps``, past the page cache. ``room``: bytes of memory for weights and the
-    page cache together, by default all that they need. ``stayed``: bytes of the file that the system keeps although it is too
-    small ("pressed"), as it was seen to: it drops not the oldest page first, so a token finds some."""
+    page cache together, by default all that they need."""
 
     gbps: float
     room: int = 1 << 62
-    stayed: int = 0
 
 
 class UsedTensor(NamedTuple):
@@ -144,8 +142,7 @@ def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machi
         warm = predict(BLOCKS, tensors, replace(order, programs={}), costs, machine)  # each token is a first one
         used, room, speed = bytes_used(order.uses), way.capacity or 0, disk.gbps * 1e9
         in_use = max(tensor.blocks for tensor in tensors.values()) if room < used + warm.held else 0
-        stays = disk.stayed if way.linear == "pressed" else max(0, room - warm.held - in_use)
-        pinned = min(stays, used)
+        pinned = 0 if way.linear == "pressed" else min(max(0, room - warm.held - in_use), used)
         bound = machine.seconds_to_read(used)  # copies of the kit's own, not the map
         warm = replace(warm, held=warm.held + in_use, bound=bound)  # vectors, and one matrix of those that are read
         least = max(0, used - room) / speed  # an LRU keeps nothing of what a token uses in order, and the optimum all that fits

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 import kit
@@ -23,7 +24,7 @@ from kit.lab.costs.order import Decode
 from kit.lab.costs.ways import Way
 from kit.lab.kept import once_a_run
 from kit.model.pinned import PinnedBlocks
-from kit.system import join_group
+from kit.system import counters, join_group
 
 PRESSED = Way("NoCache", linear="pressed")
 
@@ -36,12 +37,16 @@ def pinned_blocks(nbytes: int) -> Way:
 @dataclass(frozen=True)
 class Pressed:
     """``measured``, None with the ``reason`` where it cannot be had; ``limit``: what held the pages back; ``stayed``: share of
-    the file's pages in memory when a token began, the largest."""
+    the file's pages in memory when a token began, the largest. Few of them are hits: a pass drops what it would ask for next.
+    ``gbps``: bytes that a token read from the disk, over its seconds, at best. ``cold``: the same of a group's first
+    passes, which are not among the samples: what the map brings (0: no group)."""
 
     measured: Measured | None
     reason: str = ""
     limit: str = ""
     stayed: float = 0.0
+    gbps: float = 0.0
+    cold: float = 0.0
 
 
 @once_a_run
@@ -65,35 +70,43 @@ def _judged(way: Way, told: dict) -> Pressed:
     """A group's pages change from moment to moment, but all of the file never fits into it."""
     if told["group"] and told["stayed"] > 0.98:
         return Pressed(None, f"this system keeps {told['stayed']:.0%} of the file's pages in memory, whatever the limit")
-    measured = Measured(way, tuple(told["seconds"]), None, way.capacity or 0, torch.tensor(told["logits"]))
-    return Pressed(measured, "", "a control group" if told["group"] else "read past the page cache", told["stayed"])
+    first = 1 + bool(told["group"])  # passes that warm up
+    measured = Measured(way, tuple(told["seconds"][first:]), None, way.capacity or 0, torch.tensor(told["logits"]))
+    rates = np.divide(told["read"], told["seconds"]) / 1e9
+    how, cold = ("a control group", rates[:first].max()) if told["group"] else ("read past the page cache", 0.0)
+    return Pressed(measured, "", how, told["stayed"], float(rates[first:].max()), float(cold))
 
 
 def _take(path: str, tokens: int, pinned: int) -> dict:
     """Blocks in ``pinned`` bytes, each token a first one, as where a group evicts."""
     with kit.open(path) as file:
         weights = PinnedBlocks(file, pinned)
-        steps, seconds = Decode(weights, "fused"), []
+        steps, seconds, read = Decode(weights, "fused"), [], []
         for _ in range(tokens + 1):
             steps.cache.truncate(0)
-            start = time.perf_counter()
-            logits = steps.step()
-            seconds.append(time.perf_counter() - start)
+            logits = _timed(steps, seconds, read)
     stayed = sum(blocks.nbytes for blocks in weights.held.values()) / sum(map(os.path.getsize, file.paths))
-    return {"seconds": seconds[1:], "stayed": stayed, "group": "", "logits": logits.tolist()}
+    return {"seconds": seconds, "read": read, "stayed": stayed, "group": "", "logits": logits.tolist()}
 
 
 def _take_mapped(path: str, tokens: int, group: str) -> dict:
-    """Decode from the map, while a control group keeps as many pages of the file as fit. A first pass fills it."""
-    seconds, stayed = [], []
-    for _ in range(tokens + 1):
+    """Decode from the map, while a control group keeps as many pages of the file as fit. Two passes fill it."""
+    seconds, read, stayed = [], [], []
+    for _ in range(tokens + 2):
         gc.collect()  # a model that is done with refers to itself, and its map stays open
         stayed.append(pagecache.resident_fraction(path))
         with kit.open(path) as file:
-            steps, start = Decode(kit.Weights(file), "fused"), time.perf_counter()
-            logits = steps.step()
-            seconds.append(time.perf_counter() - start)
-    return {"seconds": seconds[1:], "stayed": max(stayed[1:]), "group": group, "logits": logits.tolist()}
+            logits = _timed(Decode(kit.Weights(file), "fused"), seconds, read)
+    return {"seconds": seconds, "read": read, "stayed": max(stayed[2:]), "group": group, "logits": logits.tolist()}
+
+
+def _timed(steps: Decode, seconds: list[float], read: list[int]) -> torch.Tensor:
+    """The logits of a step; its seconds and the bytes that it reads from disks are appended."""
+    before, start = counters()[1], time.perf_counter()
+    logits = steps.step()
+    seconds.append(time.perf_counter() - start)
+    read.append(counters()[1] - before)
+    return logits
 
 
 def _taken(path: str, tokens: int, limit: int, *pinned: int) -> list[dict]:
