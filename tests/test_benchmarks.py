@@ -22,6 +22,7 @@ from kit.cache import POLICIES
 from kit.errors import ReportError
 from kit.gguf.formats import FORMATS
 from kit.lab import llama_cpp
+from kit.lab.group import missing_rights
 from kit.model.attention import ATTENTION
 from kit.system.paths import ROOT
 
@@ -177,7 +178,9 @@ def test_it_runs(name, tmp_path, monkeypatch):
     if name == "hf":  # tests/test_peers.py runs the engines themselves
         monkeypatch.setattr(module.peers, "compare", _invented)
         monkeypatch.setattr(module.quality, "of", lambda *_, **__: {"kl": 0.5, "kl_error": 0.1, "same": 1.0})
-    names = module.run(**arguments).index
+    names = (table := module.run(**arguments)).index
+    if name == "advice":
+        assert (table["peak of memory"] <= 1).all() and (table["in a group"] == (not missing_rights(False))).all()
     names = [" ".join(name) if isinstance(name, tuple) else name for name in names]
     assert all(any(name.startswith(row) for name in names) for row in rows), names
 
