@@ -8,6 +8,7 @@ import json
 import math
 import shlex
 from dataclasses import dataclass, replace
+from statistics import median
 
 from kit.gguf.trained import TRAINED
 from kit.lab.claims.records import Record
@@ -39,7 +40,7 @@ class Bar:
     @property
     def seconds(self) -> float:
         """The median."""
-        return sorted(self.samples)[len(self.samples) // 2]
+        return median(self.samples)
 
     @property
     def spread(self) -> str:
@@ -117,7 +118,7 @@ def _of_file(run: Run, rows: list[Record]) -> Lead | None:
     if not OURS.keys() & measured.keys():
         return None
     model, busy = run.request.model, _busy(ran, [row for row in rows if row.notebook == notebook])
-    best = min(OURS.keys() & measured.keys(), key=lambda name: sorted(measured[name])[len(measured[name]) // 2])
+    best = min(OURS.keys() & measured.keys(), key=lambda name: median(measured[name]))
     bars = [Bar(f"kit{', 8-bit activations' * (best != 'kit')}", _quality(ran, best, model), "own", measured[best],
                 generate(run, OURS[best]))]  # fmt: skip
     if PEER in measured:
