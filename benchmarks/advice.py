@@ -1,9 +1,9 @@
 """Does the advice hold when it is followed: kit explain at several sizes of memory, and the command that it prints, run.
 
-Each row runs two processes as a user would: ``kit explain MODEL --memory SIZE --json``, then the command of its first exact way,
-as it is printed (``-n``, ``--ignore-end`` and ``--json`` are added). Told and followed should agree within 1.25, and the peak
-should stay within the memory that was given. Where a control group may be made, the command runs in one of so many bytes, pages
-of the file among them, from a dropped page cache: what needs more is slower than told, or ends.
+Each row runs two processes as a user would: ``kit explain MODEL --memory SIZE --json``, then the command of its first exact
+way, as it is printed (``-n``, ``--ignore-end`` and ``--json`` are added). Told and followed should agree within 1.25, and
+the peak should stay within the memory that was given. Where a control group may be made, the command runs in one of so many
+bytes, pages of the file among them, from a dropped page cache: what needs more is slower than told, or ends.
 """
 
 import json
