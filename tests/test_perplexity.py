@@ -22,6 +22,7 @@ from kit.lab import perplexity
 from kit.lab.commands.cli import main
 from kit.lab.compressor import compress
 from kit.lab.costs import divergence, quality
+from kit.lab.costs.losses import format_kl
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Way
 from kit.lab.perplexity import windows
 from kit.lab.synthetic.write import synthesize
@@ -246,7 +247,7 @@ def test_the_estimator_scores_each_position_once_whatever_its_steps(tokens, most
     (0.00136, 6e-5, "0.0014 ± 0.00006"),
 ])  # fmt: skip
 def test_no_divergence_is_printed_whose_error_rivals_it(kl, error, said):
-    assert divergence.told(kl, error) == said
+    assert format_kl(kl, error) == said
 
 
 def test_a_model_of_2e9_weights_has_all_positions_and_a_very_large_one_none_but_thoroughly():

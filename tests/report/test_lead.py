@@ -60,7 +60,7 @@ def test_the_front_page_opens_with_llama_cpp_the_best_way_and_the_bound(tmp_path
     assert found.title == "my.gguf: 50.0 ms per token with kit, 40.0 ms with llama.cpp; at least 30.0 ms on this machine"
     assert found.times == pytest.approx(0.8) and "45.5 ms to 52.6 ms in 3 samples" == found.best.spread
     assert found.best.told == "KL to float32 0.032 ± 0.002 nats per token"
-    assert found.peer.told == "KL to float32 below 0.2 nats per token", "no value whose error rivals it"
+    assert found.peer.told == "KL to float32 less than 0.2 nats per token", "no value whose error rivals it"
     assert found.best.command == "kit generate '/models of x/my.gguf' -p 'The capital of France is' --linear fused-int8"
     records.append(tmp_path / "07_memory_frontier.jsonl", way)
     run = runs.Run(tmp_path, runs.Request(model="/models of x/my.gguf"), "m", "0", "c", "now", planned=["07_memory_frontier"])

@@ -67,7 +67,7 @@ def command(files, to, tokens, rounds, figure, as_json):
 
 
 def _lines(table, advice):
-    from kit.lab.costs import divergence
+    from kit.lab.costs.losses import format_kl
     from kit.units import format_bytes
 
     yield advice
@@ -75,7 +75,7 @@ def _lines(table, advice):
     wide = max(len("file"), *map(len, table.index))
     yield f"  {'file':<{wide}}  {'bytes':>9}  {'bits':>5}  way    {'tok/s':>7}  {'bound':>7}  {'memory':>9}  KL, nats"
     for name, row in table.iterrows():
-        mark, lost = "*" if row["best"] else " ", divergence.told(row["kl"], row["kl_error"])
+        mark, lost = "*" if row["best"] else " ", format_kl(row["kl"], row["kl_error"])
         yield (
             f"{mark} {name:<{wide}}  {format_bytes(row['bytes']):>9}  {row['bits']:>5.2f}  {row['way']:<5}  "
             f"{row['speed']:>7.3g}  {row['bound']:>7.3g}  {format_bytes(row['memory']):>9}  {lost}"

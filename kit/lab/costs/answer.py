@@ -7,8 +7,9 @@ import pandas as pd
 
 from kit.gguf.uses import bytes_used
 from kit.lab import pages
-from kit.lab.costs import divergence, quality
+from kit.lab.costs import quality
 from kit.lab.costs.engines import ENGINES, PEER
+from kit.lab.costs.losses import format_kl
 from kit.lab.costs.study import Study
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, Way
 from kit.lab.measurements import Reading
@@ -191,7 +192,7 @@ def _kl(study: Study, name: str) -> str:
     table = _qualities(study)
     rows = study.kept_quality | ({} if table is None or isinstance(table, str) else table.to_dict("index"))
     lost = next((row for key, row in rows.items() if key.startswith(name)), None)
-    return f"{divergence.told(lost['kl'], lost['kl_error'])} nats" if lost else ""
+    return f"{format_kl(lost['kl'], lost['kl_error'])} nats" if lost else ""
 
 
 def _short(study: Study) -> str:

@@ -8,7 +8,6 @@ One such position says nothing about a text, and its error would dominate that o
 
 import math
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from typing import NamedTuple
 
 import torch
@@ -88,14 +87,3 @@ def _columns(right, ours, divergence, same) -> dict[str, float]:
         "kl": float(divergence.mean()), "kl_error": perplexity.standard_error(divergence),
         "same": float(same.mean()), "tokens": len(ours),
     }  # fmt: skip
-
-
-def told(kl: float, error: float) -> str:
-    """A KL divergence in nats with its standard error; an upper limit if the error is more than half of the value."""
-    if kl == 0 or math.isnan(kl):
-        return "0" if kl == 0 else "not measured"
-    if not error <= abs(kl) / 2:  # NaN of one position, too
-        return "not known" if math.isnan(error) else f"less than {abs(kl) + 2 * error:.1g}"
-    if kl < 1e-4:
-        return f"{kl:.2g} ± {error:.1g}"
-    return " ± ".join(f"{Decimal(text):f}" for text in (f"{kl:.2g}", f"{error:.1g}"))  # 0.00006, not 6e-05

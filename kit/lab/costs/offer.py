@@ -1,8 +1,9 @@
 """What int8 activations would give a file: said where speed and loss were measured, and the loss is about llama.cpp's."""
 
 from kit.errors import KitError
-from kit.lab.costs import divergence, quality
+from kit.lab.costs import quality
 from kit.lab.costs.engines import PEER
+from kit.lab.costs.losses import format_kl
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8
 from kit.lab.measurements import Readings, digest_of, settings, shared
 
@@ -25,7 +26,7 @@ def int8(file, store: Readings | None = None) -> str:
     exact, rounded = (store.known(way.label, digest, settings()) for way in (BLOCKS, BLOCKS_INT8))
     if not exact or not rounded or exact.median < _WORTH * rounded.median:
         return ""
-    kl, peer = (divergence.told(row["kl"], row["kl_error"]) for row in (ours, theirs))
+    kl, peer = (format_kl(row["kl"], row["kl_error"]) for row in (ours, theirs))
     return (
         f"--linear fused-int8 decodes {exact.median / rounded.median:.2f} times as fast here (measured on {rounded.at[:10]}), "
         f"with KL {kl} nats from exact; llama.cpp has {peer}"

@@ -14,6 +14,7 @@ import kit
 from kit.errors import KitError
 from kit.lab import state
 from kit.lab.costs.engines import ENGINES, PEER, Process
+from kit.lab.costs.losses import format_kl
 from kit.lab.kept import once_a_run
 from kit.lab.machine import library_version
 from kit.units import format_bytes, format_seconds
@@ -226,9 +227,7 @@ def readings(file, by: str, store, again: bool = False) -> dict:
 
 def short(beside: pd.DataFrame) -> pd.DataFrame:
     """The table of ``of_run`` in fewer columns: each divergence with its error, and no column that is empty."""
-    from kit.lab.costs.divergence import told
-
-    errors = map(told, beside[KL], beside["± nats"])
+    errors = map(format_kl, beside[KL], beside["± nats"])
     table = beside.assign(**{KL: [text if row == row else np.nan for text, row in zip(errors, beside[KL], strict=True)]})
     return table.drop(columns=["± nats", *(name for name in ("cores of others", "reason") if not beside[name].any())])
 
@@ -236,14 +235,12 @@ def short(beside: pd.DataFrame) -> pd.DataFrame:
 def told(beside: pd.DataFrame) -> str:
     """The table of ``of_run`` in words, the exact way first: no speed of a trained model without its quality, and no
     comparison of a busy machine."""
-    from kit.lab.costs.divergence import told
-
     ran = beside.dropna(subset="tok/s")
     if (ran["cores of others"].fillna(0) > state.BUSY).any():
         most = ran["cores of others"].max()
         return f"{BUSY[0].upper()}{BUSY[1:]}: other processes used {most:.1f} cores while {len(ran)} engines ran this file"
     each = [
-        f"{row.name} {row['tok/s']:.3g} tok/s" + f" (KL {told(row[KL], row['± nats'])} nats)" * (row[KL] == row[KL])
+        f"{row.name} {row['tok/s']:.3g} tok/s" + f" (KL {format_kl(row[KL], row['± nats'])} nats)" * (row[KL] == row[KL])
         for _, row in ran.iterrows()
     ]
     none = "; these generated weights have no quality to lose" * bool(len(ran) and ran[KL].isna().all())

@@ -16,6 +16,7 @@ from kit.errors import GGUFError, ModelError, library
 from kit.lab.compressor import matrices_of
 from kit.lab.costs import divergence
 from kit.lab.costs.divergence import LogitSource
+from kit.lab.costs.losses import format_kl
 from kit.lab.costs.ways import PRECISION_OF
 from kit.lab.measurements import digest_of
 from kit.model.hyperparameters import read_config
@@ -172,13 +173,13 @@ def lost(name: str, table=None) -> str:
         return PRECISIONS[name].told
     if isinstance(table, str) or name not in table.index:
         return f"{PRECISIONS[name].told}, its effect not measured"
-    return f"{PRECISIONS[name].told}, KL {divergence.told(*table.loc[name, ['kl', 'kl_error']])} nats"
+    return f"{PRECISIONS[name].told}, KL {format_kl(*table.loc[name, ['kl', 'kl_error']])} nats"
 
 
 def with_errors(table):
     """The table of ``quality`` as text, with each error next to its figure."""
     pairs = {"perplexity": "{:.2f} ± {:.2f}", "ratio": "{:.4f} ± {:.4f}"}
-    texts = {name: pattern.format for name, pattern in pairs.items()} | {"kl": divergence.told}
+    texts = {name: pattern.format for name, pattern in pairs.items()} | {"kl": format_kl}
     columns = {
         name: [text(*pair) for pair in zip(table[name], table[f"{name}_error"], strict=True)] for name, text in texts.items()
     }

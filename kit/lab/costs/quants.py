@@ -21,6 +21,7 @@ from kit.gguf.uses import bytes_used, uses_of
 from kit.lab import figures, measurements, state
 from kit.lab.costs import divergence, quality
 from kit.lab.costs.engines import Process
+from kit.lab.costs.losses import format_kl
 from kit.lab.costs.measuring import ENGINE_WAYS
 from kit.lab.costs.peers import prompt_of
 from kit.lab.costs.ways import BY_QUANTS
@@ -131,7 +132,7 @@ def advice(table: pd.DataFrame) -> str:
     row = whole.loc[[whole["speed"].idxmax()]].nlargest(1, "speed").iloc[0]
     linear = " --linear fused-int8" if row["way"] == "int8" else ""
     other = f" ({row['other']})" if row.get("other") else ""
-    told = "the exact ones" if row["kl"] == 0 else f"KL {divergence.told(row['kl'], row['kl_error'])} nats"
+    told = "the exact ones" if row["kl"] == 0 else f"KL {format_kl(row['kl'], row['kl_error'])} nats"
     return f"{row.name}{linear}: {row['speed']:.3g} tokens per second{other}, its answers {told}."
 
 
@@ -146,7 +147,7 @@ def rows(table: pd.DataFrame) -> pd.DataFrame:
         "bits per weight": table["bits"],
         "tokens per second": table["speed"],
         "bound": table["bound"],
-        "KL, nats": [divergence.told(*pair) for pair in zip(table["kl"], table["kl_error"], strict=True)],
+        "KL, nats": [format_kl(*pair) for pair in zip(table["kl"], table["kl_error"], strict=True)],
         "memory": table["memory"].map(format_bytes),
         "on the front": table["best"],
     }

@@ -12,6 +12,7 @@ from statistics import median
 
 from kit.gguf.trained import TRAINED
 from kit.lab.claims.records import Record
+from kit.lab.costs.losses import format_kl
 from kit.lab.prompts import PROMPT
 from kit.lab.report.checklist import command_line
 from kit.lab.report.run import Run
@@ -189,9 +190,7 @@ def _quality(ran: dict[str, dict], name: str, model: str) -> str:
         return "quality not measured in this run"
     if error is None or error != error:
         return "KL to float32 without its error"
-    if error > kl / 2 and kl > 1e-6:
-        return f"KL to float32 below {kl + 2 * error:.1g} nats per token"
-    return f"KL to float32 {kl:.2g} ± {error:.1g} nats per token"
+    return f"KL to float32 {format_kl(kl, error)} nats per token"
 
 
 def _slowest_first(bars: list[Bar]) -> tuple[Bar, ...]:

@@ -1,0 +1,15 @@
+"""How a loss of quality is written: one form on every page, in explain and in tables."""
+
+import math
+from decimal import Decimal
+
+
+def format_kl(kl: float, error: float) -> str:
+    """A KL divergence in nats with its standard error; an upper limit if the error is more than half of the value."""
+    if kl == 0 or math.isnan(kl):
+        return "0" if kl == 0 else "not measured"
+    if not error <= abs(kl) / 2:  # NaN of one position, too
+        return "not known" if math.isnan(error) else f"less than {abs(kl) + 2 * error:.1g}"
+    if kl < 1e-4:
+        return f"{kl:.2g} ± {error:.1g}"
+    return " ± ".join(f"{Decimal(text):f}" for text in (f"{kl:.2g}", f"{error:.1g}"))  # 0.00006, not 6e-05
