@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.errors import ReportError
-from kit.lab.report.parameters import Parameter, assign, notebook_names, read
+from kit.lab.report.parameters import Parameter, assign, from_here, notebook_names, read
 
 
 def cell(source, tags=("parameters",)):
@@ -21,6 +21,16 @@ def test_a_line_is_a_name_a_type_a_default_and_a_help():
         Parameter("on", bool, True),
     ]
     assert type(known["rate"].default) is float
+
+
+def test_files_are_those_of_the_commands_folder(tmp_path, monkeypatch):
+    """`-p quants=quants.json` was looked for in the folder of the run, where the notebook works."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "q.json").touch()
+    assert from_here("quants=q.json") == f"quants={tmp_path / 'q.json'}"
+    assert from_here("quants=q.json,other.gguf") == f"quants={tmp_path / 'q.json'},other.gguf"
+    for text in ("samples=9", "routes=qwen", "memory=4 GiB", "name=a=b", "quants=", "alone"):
+        assert from_here(text) == text
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             known = parameters.read(runs.read_notebook(notebooks / f"{name}.ipynb").cells, name)
             click.echo("\n  ".join([name, *map(str, known.values())]))
         return
-    model = absolute(model)
+    model, texts = absolute(model), tuple(map(parameters.from_here, texts))
     if resume:
         folder = out or runs.latest(paths.results_folder())
         run = runs.resume(folder, profile=profile, model=model, only=only, texts=texts, device=device)

@@ -47,6 +47,12 @@ def _finite(text: str) -> float:
     return value
 
 
+def from_here(text: str) -> str:
+    """``text`` (NAME=VALUE) with files of this folder as absolute paths: a notebook runs in the folder of its run."""
+    name, sign, value = text.partition("=")
+    return name + sign + ",".join(str(Path(part).absolute()) if Path(part).is_file() else part for part in value.split(","))
+
+
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _PARSERS = {int: int, float: _finite, str: str, bool: lambda text: _BOOLS[text.lower()]}
 _EXAMPLES = {int: "an int", float: "a finite float", str: "a str", bool: "a bool (true or false)"}
