@@ -1,11 +1,13 @@
 """The parameters of a notebook: read strictly, converted by annotation, never guessed."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.errors import ReportError
-from kit.lab.report.parameters import Parameter, assign, from_here, notebook_names, read
+from kit.lab.report.parameters import Parameter, assign, from_here, notebook_names, read, tables
 
 
 def cell(source, tags=("parameters",)):
@@ -24,11 +26,15 @@ def test_a_line_is_a_name_a_type_a_default_and_a_help():
 
 
 def test_files_are_those_of_the_commands_folder(tmp_path, monkeypatch):
-    """`-p quants=quants.json` was looked for in the folder of the run, where the notebook works."""
+    """`-p quants=quants.json` was looked for in the folder of the run, where the notebook works. A run keeps a copy of a table,
+    so that its pages name no folder of this machine and another machine can render them."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "q.json").touch()
-    assert from_here("quants=q.json") == f"quants={tmp_path / 'q.json'}"
-    assert from_here("quants=q.json,other.gguf") == f"quants={tmp_path / 'q.json'},other.gguf"
+    (tmp_path / "sub").mkdir()
+    for name in ("q.json", "sub/r.json", "a.gguf"):
+        (tmp_path / name).touch()
+    assert from_here("quants=q.json") == "quants=q.json" and from_here("quants=sub/r.json") == "quants=r.json"
+    assert from_here("quants=a.gguf,other.gguf") == f"quants={tmp_path / 'a.gguf'},other.gguf"
+    assert tables(["quants=q.json", "quants=sub/r.json,a.gguf", "other=none.json"]) == [Path("q.json"), Path("sub/r.json")]
     for text in ("samples=9", "routes=qwen", "memory=4 GiB", "name=a=b", "quants=", "alone"):
         assert from_here(text) == text
 

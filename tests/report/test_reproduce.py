@@ -21,7 +21,7 @@ from kit.lab.commands.cli import main
 from kit.lab.report import planning, runner, sources
 from kit.lab.report import run as runs
 
-from conftest import known_machine, reproduce, wait_until_gone  # isort: skip
+from conftest import PARAMETERS, known_machine, reproduce, wait_until_gone  # isort: skip
 
 
 def state(out):
@@ -189,6 +189,23 @@ def test_what_nothing_changed_for_is_kept_by_the_next_run(notebooks, ran, tmp_pa
     read = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b"#" * (path == module))
     assert of_run(7) == "02_uses 08_all", "a module that it uses changed"
+
+
+def test_a_table_goes_with_the_run_and_what_it_says_counts(notebooks, ran, tmp_path, monkeypatch):
+    """One named by a path that only this machine has would be on every page, and another table of that name be the same run."""
+    monkeypatch.chdir(tmp_path)
+    notebooks.add("01_reads", "1", parameters=PARAMETERS + 'table: str = ""  # a file\n')
+    notebooks.add("02_other", "1")
+    table = tmp_path / "below" / "t.json"
+    table.parent.mkdir()
+    for number, numbers, wanted in ((1, "1", "01_reads 02_other"), (2, "1", ""), (3, "2", "01_reads")):
+        table.write_text(numbers)
+        out = known_machine(tmp_path / "runs" / str(number))
+        result = reproduce(notebooks.path, out, "--profile", "smoke", "-p", "table=below/t.json")
+        assert result.exit_code == 0, result.output
+        assert " ".join(ran) == wanted and (out / "t.json").read_text() == numbers
+        assert state(out)["request"]["texts"] == ["table=t.json"]
+        ran.clear()
 
 
 def test_a_resume_asks_for_the_memory_of_what_it_runs(notebooks, ran, tmp_path, monkeypatch):

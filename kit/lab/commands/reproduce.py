@@ -1,5 +1,6 @@
 """`kit reproduce`: runs all notebooks and writes one report that works offline."""
 
+import shutil
 import signal
 import sys
 import tempfile
@@ -60,7 +61,8 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             known = parameters.read(runs.read_notebook(notebooks / f"{name}.ipynb").cells, name)
             click.echo("\n  ".join([name, *map(str, known.values())]))
         return
-    model, texts = absolute(model), tuple(map(parameters.from_here, texts))
+    model, tables = absolute(model), parameters.tables(texts)
+    texts = tuple(map(parameters.from_here, texts))
     if resume:
         folder = out or runs.latest(paths.results_folder())
         run = runs.resume(folder, profile=profile, model=model, only=only, texts=texts, device=device)
@@ -70,7 +72,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
         kind = request.profile + ("" if request.device == "cpu" else f"-{request.device}")
         folder = out or paths.results_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{kind}"
     check_device(request.device)
-    jobs = planning.plan(request, notebooks)
+    jobs = planning.plan(request, notebooks, tables)
     to_run = planning.pending(run, jobs) if resume and not again else jobs
     runner.check_memory(job.name for job in to_run)
     planning.check_model(request.model, jobs)
@@ -78,6 +80,8 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
         run = runs.start(folder, request)
         if not again:
             planning.reuse(run, jobs)
+    for table in tables:
+        shutil.copy(table, folder)
     for name, row in run.notebooks.items():
         if row.kept:
             click.echo(f"{name}  copied from {row.kept}: nothing changed (--again runs it)", err=True)

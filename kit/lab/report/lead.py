@@ -10,7 +10,6 @@ import shlex
 from dataclasses import dataclass, replace
 from statistics import median
 
-from kit.gguf.trained import TRAINED
 from kit.lab.claims.records import Record
 from kit.lab.costs.losses import format_kl
 from kit.lab.prompts import PROMPT
@@ -122,13 +121,11 @@ def _of_file(run: Run, rows: list[Record]) -> Lead | None:
     best = min(OURS.keys() & measured.keys(), key=lambda name: median(measured[name]))
     bars = [Bar(f"kit{', 8-bit activations' * (best != 'kit')}", _quality(ran, best, model), "own", measured[best],
                 generate(run, OURS[best]))]  # fmt: skip
+    explain = f"kit explain {shlex.quote(model)}" if model else ""
     if PEER in measured:
-        path = f'"$(kit fetch {model})"' if model in TRAINED else "" if model.startswith("hf://") else shlex.quote(model)
-        command = f"llama-cli -m {path} -p '{PROMPT}'" if path and model else ""
-        bars.append(Bar("llama.cpp, the file mapped", _quality(ran, PEER, model), "peer", measured[PEER], command))
+        bars.append(Bar("llama.cpp, the file mapped", _quality(ran, PEER, model), "peer", measured[PEER], explain))
     least = [row.lower for row in own if row.quantity == WAYS["kit"] and row.lower]
     if least:
-        explain = f"kit explain {shlex.quote(model)}" if model else ""
         bars.append(Bar("the bound", "bytes of a token, read once from memory", "bound", (min(least),), explain))
     name = str(model or peers.get("file") or f"the model of the profile {run.request.profile}").rsplit("/", 1)[-1]
     return Lead(name, _slowest_first(bars), notebook, busy, not model)

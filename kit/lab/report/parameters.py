@@ -48,9 +48,23 @@ def _finite(text: str) -> float:
 
 
 def from_here(text: str) -> str:
-    """``text`` (NAME=VALUE) with files of this folder as absolute paths: a notebook runs in the folder of its run."""
+    """``text`` (NAME=VALUE) as a notebook takes it, which works in the folder of its run: a file of this folder by its absolute
+    path, but a table (.json) by its name alone, for the run keeps a copy (``tables``)."""
     name, sign, value = text.partition("=")
-    return name + sign + ",".join(str(Path(part).absolute()) if Path(part).is_file() else part for part in value.split(","))
+    return name + sign + ",".join(map(_seen_from_elsewhere, value.split(",")))
+
+
+def _seen_from_elsewhere(text: str) -> str:
+    path = Path(text)
+    if not path.is_file():
+        return text
+    return path.name if path.suffix == ".json" else str(path.absolute())
+
+
+def tables(texts: Iterable[str]) -> list[Path]:
+    """The .json files of this folder that ``texts`` (NAME=VALUE) name."""
+    values = (Path(value) for text in texts for value in text.partition("=")[2].split(","))
+    return [path for path in values if path.suffix == ".json" and path.is_file()]
 
 
 _BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -37,8 +37,9 @@ class Job:
     declares: dict = field(default_factory=dict)
 
 
-def plan(request: Request, notebooks: Path) -> list[Job]:
-    """The jobs of a request, with every parameter checked: in the order of their names, last those that read all records."""
+def plan(request: Request, notebooks: Path, tables: Iterable[Path] = ()) -> list[Job]:
+    """The jobs of a request, with every parameter checked: in the order of their names, last those that read all records.
+    ``tables``: files that its parameters name."""
     for text in request.texts:
         if (option := text.partition("=")[0]) in RESERVED:
             raise ReportError(f"-p {text}: use --{option}")
@@ -48,11 +49,11 @@ def plan(request: Request, notebooks: Path) -> list[Job]:
     known = {name: parameters.read(cells[name], path.name) for name, path in places.items()}
     values = parameters.assign(known, request.texts)
     given = {"profile": request.profile, "model": request.model, "out": ".", "device": request.device}
-    model, jobs = _stamp(request.model), []
+    model, jobs, inside = _stamp(request.model), [], [table.read_bytes() for table in tables]
     for name, path in places.items():
         injected = {key: value for key, value in given.items() if key in known[name]} | values[name]
         code = [cell.source for cell in cells[name] if cell.cell_type == "code"]
-        digest = sources.digest(code, [cell.source for cell in cells[name]], injected, model)
+        digest = sources.digest(code, [cell.source for cell in cells[name]], injected, model, inside if values[name] else [])
         total = len(cells[name]) + bool(injected)  # papermill puts them into a cell of their own
         headings = tuple(_headings(cells[name]))
         jobs.append(Job(name, path.resolve(), injected, total, digest, headings, read[name].metadata.get("kit", {})))
