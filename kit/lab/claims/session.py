@@ -180,14 +180,15 @@ class Session:
 
         return Markdown(text)
 
-    def gate(self, holds: bool, text: str) -> bool:
+    def gate(self, holds: bool, text: str, how: str = "counted") -> bool:
         """Show ``text`` as a warning, here and on top of the page, unless the condition holds: what must be so for the page to
-        be right, such as every way equal to float32. `kit reproduce` lists the warnings. Returns ``holds``."""
+        be right, such as every way equal to float32. `kit reproduce` lists the warnings. ``how``: "measured" where other
+        processes can break it, for it compares times. Returns ``holds``."""
         if not holds:
             from IPython.display import HTML, display  # no command needs it
 
             display(HTML(f'<div class="gate"><b>Warning.</b> {escape(text)}</div>'))
-            self.record(quantity="gate", unit="", status=records.WARNED, reason=text)
+            self.record(quantity="gate", unit="", status=records.WARNED, reason=text, how=how)
         return bool(holds)
 
     def advise(self, *lines: tuple[bool, str]):
