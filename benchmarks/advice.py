@@ -35,7 +35,7 @@ def run(only: str = "") -> pd.DataFrame:
             path = fetch(model)
             memory = PROCESS + (64 << 20) + int(share * path.stat().st_size) >> 20 << 20  # whole pages, as a group takes it
             told = _json(["explain", str(path), "--memory", f"{memory}B", "--json"])
-            way = next(way for way in told["answer"]["reached"] if way["precision"] == "f32")
+            way = next(way for way in told["answer"]["reached"] if way["precision"] == "float32")
             command = [*shlex.split(way["command"])[1:], "-n", str(TOKENS), "--ignore-end", "--json"]
             limited = not missing_rights(swap=False)
             done = held = _json(command)

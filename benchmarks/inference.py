@@ -31,7 +31,7 @@ class _Silent(Trace):
 def run(layers: int | None = None) -> pd.DataFrame:
     """One row a measurement: value, unit, what it is compared with, their ratio and the goal for it.
 
-    Takes tinyllama-1.1b in full (4.4 GB of f32 weights) unless ``layers`` says fewer.
+    Takes tinyllama-1.1b in full (4.4 GB of float32 weights) unless ``layers`` says fewer.
     """
     path = cached_model(MODEL, layers=layers, folder=models_folder())
     with kit.open(path) as file, tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def _token(weights, folder):
     pair = measure.compare(products, step, samples=9)
     nbytes = sum(matrix.nbytes for matrix in matrices)
     gbps = nbytes / pair.median("b") / 1e9
-    yield "decode, f32 cached", 1 / pair.median("b"), "tok/s", f"{gbps:.1f} GB/s; the bare products", 1 / pair.ratio, ""
+    yield "decode, float32 cached", 1 / pair.median("b"), "tok/s", f"{gbps:.1f} GB/s; the bare products", 1 / pair.ratio, ""
     traced, silent = (_stepper(_hollow(weights, folder, trace)) for trace in (Trace(), _Silent()))
     hollow = measure.compare(silent, traced, samples=15)
     share = hollow.median("b") / pair.median("b")
@@ -99,7 +99,7 @@ def _prefill(weights):
     square = torch.rand(2048, 2048)
     pair = measure.compare(lambda: square @ square, lambda: model.step([5] * PREFILL, model.new_cache()), samples=7)
     peak, got = 2 * 2048**3 / pair.median("a") / 1e9, flops / pair.median("b") / 1e9
-    name = f"prefill of {PREFILL}, f32 cached"
+    name = f"prefill of {PREFILL}, float32 cached"
     return name, PREFILL / pair.median("b"), "tok/s", f"{got:.0f} of {peak:.0f} GFLOP/s", got / peak, ">= 0.6"
 
 

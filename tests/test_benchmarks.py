@@ -59,7 +59,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
     "inference": (
         {"PREFILL": 4, "ATTENTION": {"blas": ATTENTION["blas"]}},
         {},
-        ("decode, f32 cached", "prefill of 4", "ffn_gate", "attention"),
+        ("decode, float32 cached", "prefill of 4", "ffn_gate", "attention"),
     ),
     "parts": (
         {"MODELS": ("tiny",), "TRAINED": {"tiny": None}, "PROMPT": 20},

@@ -95,7 +95,7 @@ CASES = {  # a notebook joins by its row
             "record": lambda record: record
             | {"client-received": 7, "dequantize-gbps": (5, 9)},
         },
-        warns="a first token takes ",
+        warns="first token: ",
         steady={
             "device = cpu: not measured; `kit reproduce --device cuda` adds the upload of the blocks, a second request and a "
             "token by a CUDA graph, with their bounds": "no GPU in either run",
@@ -232,7 +232,7 @@ CASES = {  # a notebook joins by its row
             "dtypes": ("float32", "bfloat16"),
             "room": 16 << 30,
             "mac": "apple-m1-max-64gb",
-            "equal": lambda equal: equal.assign(**{"as it should be": False, "from f32, of its spread": 2.0}),
+            "equal": lambda equal: equal.assign(**{"as it should be": False, "from float32, of its spread": 2.0}),
             "off": lambda off: off * 3,
             "beside": lambda beside: beside.assign(**{"tok/s": beside["tok/s"].to_numpy()[::-1]}),
         },
@@ -249,7 +249,7 @@ CASES = {  # a notebook joins by its row
             # the next ones: this file fits into any Mac, and a guess is the same for all of them
             "The blocks (799.2 KiB) fit.",
             "Once they are in memory, every way takes the same time: T per token.",
-            "- Multiply by the blocks: T (measured) per token from 804.2 KiB, T (measured) from 5.00 MiB of f32.",
+            "- Multiply by the blocks: T (measured) per token from 804.2 KiB, T (measured) from 5.00 MiB of float32.",
             "The system may drop mapped pages, unless they are locked.",
             "Float32 (5.00 MiB) also fits: T per token.",
             "- Page faults of a mapped file read 0.73 GB/s (a guess: what page faults of a map brought on an M3 Max, where "

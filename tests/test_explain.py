@@ -228,8 +228,8 @@ def test_a_hostile_name_is_printable_in_tables_and_figures(odd):
 def test_a_label_reads_as_a_person_would_say_it():
     said = {way: way.label for way in (LAZY, BLOCKS, Way("HashMap"), Way("LRU", 64 << 20), Way("Pinned", 64 << 20, "float16"))}
     assert list(said.values()) == [
-        "dequantized each time, f32", "blocks, exact products", "all kept, f32", "LRU of 64.00 MiB, f32",
-        "64.00 MiB pinned, f16",
+        "dequantized each time, float32", "blocks, exact products", "all kept, float32", "LRU of 64.00 MiB, float32",
+        "64.00 MiB pinned, float16",
     ]  # fmt: skip
     assert Way("Unbounded").label == Way("HashMap").label
 
@@ -440,7 +440,7 @@ def test_the_command_as_json(run, path, tmp_path):
     assert all(isinstance(row["size"], (int, float)) and row["bytes of a token"] > 0 for row in told["holds"])
     assert not texts_of_bytes(told), "numbers, no text of them"
     assert {row["cpu float32"] for row in told["exactness"]} == {"equal"}
-    assert [row["precision"] for row in told["quality"]] == ["f32", "f16", "bf16", "int8 activations"]
+    assert [row["precision"] for row in told["quality"]] == ["float32", "float16", "bfloat16", "int8 activations"]
     assert all(row["kl"] > 0 for row in told["quality"][1:]) and not told["no_quality"]
 
 

@@ -70,7 +70,7 @@ def test_the_front_is_what_nothing_beats(ran):
 
 def test_the_whole_model_has_the_weights_of_its_geometry(ran):
     assert (ran["subject"], ran["room"]) == ("granite-3.3-8b", 4 * GIB)
-    assert 4 * sum(part.elements for part in ran["whole"].values()) == reported.f32_bytes()
+    assert 4 * sum(part.elements for part in ran["whole"].values()) == reported.float32_bytes()
     assert ran["walk"].rest == pytest.approx(40 / 2 * ran["order"].rest)
     assert {*ran["whole"]} == {name for name, _ in decode_order(GEOMETRIES["granite-3.3-8b"])}
 
@@ -114,7 +114,7 @@ def test_live_hit_rates_are_the_predicted_ones_and_all_ways_agree(ran):
     assert {*ran["measured"], *ran["left_out"]} == {*ran["asked"]}
     assert not [row.reason for row in records.read([ran["lab"].out / f"{NAME}.jsonl"]) if row.status == records.WARNED]
     assert ran["equal"]["as it should be"].all(), ran["equal"].to_string()
-    int8 = ran["equal"].loc["blocks, int8 activations", "from f32, of its spread"]
+    int8 = ran["equal"].loc["blocks, int8 activations", "from float32, of its spread"]
     assert int8 > 1e-3  # it is not exact: the comparison can tell
 
 

@@ -172,9 +172,9 @@ def live(file, name, folder):
     if name == "INT8 tiles":
         weights = CompressedWeights(CompressedFile(compress(file.path, folder / "m.kit")))
         return kit.Transformer(weights, linear=weights.linear)
-    dtype = {"f16": "float16", "bf16": "bfloat16"}.get(name, "float32")
-    linear = {"int8 activations": "fused-int8", "f16": "dequantized", "bf16": "dequantized"}.get(name, "fused")
-    kv = {"f16 KV": "float16", "q8_0 KV": "q8_0"}.get(name, "float32")
+    dtype = {"float16": "float16", "bfloat16": "bfloat16"}.get(name, "float32")
+    linear = {"int8 activations": "fused-int8", "float16": "dequantized", "bfloat16": "dequantized"}.get(name, "fused")
+    kv = {"float16 KV": "float16", "q8_0 KV": "q8_0"}.get(name, "float32")
     return kit.Transformer(kit.Weights(file, dtype=dtype), linear=linear, kv_dtype=kv)
 
 
@@ -186,9 +186,9 @@ def test_what_is_measured_is_what_runs(tmp_path, model, name):
     with kit.open(synthesize(tmp_path / "m.gguf", model)) as file:
         measured = quality.model_of(file, quality.PRECISIONS[name]).logits(tokens)
         running = decoded(live(file, name, tmp_path), tokens)
-        exact = quality.model_of(file, quality.PRECISIONS["f32"]).logits(tokens)
+        exact = quality.model_of(file, quality.PRECISIONS["float32"]).logits(tokens)
     apart = (running - measured).square().mean().sqrt()
-    if name == "f32":
+    if name == "float32":
         assert apart < 1e-5 * exact.std()
     else:
         noise = 2e-6 * exact.std()  # of float32 sums: those of a float16 cache lie little above it
@@ -197,8 +197,8 @@ def test_what_is_measured_is_what_runs(tmp_path, model, name):
 
 def test_quality_by_its_definition(path, cached):
     with kit.open(path) as file:
-        table = quality.quality(file, ["f32", "INT8 tiles"], tokens=20)
-        exact = quality.model_of(file, quality.PRECISIONS["f32"], attention="blas")
+        table = quality.quality(file, ["float32", "INT8 tiles"], tokens=20)
+        exact = quality.model_of(file, quality.PRECISIONS["float32"], attention="blas")
         rounded = quality.model_of(file, quality.PRECISIONS["INT8 tiles"], attention="blas")
         bos = exact.tokenizer.bos
         ids = [bos, *perplexity.encode(exact.tokenizer, perplexity.english(), 19)]
@@ -210,8 +210,8 @@ def test_quality_by_its_definition(path, cached):
     assert row.kl == pytest.approx(float(kl.mean()), rel=1e-6) and row.kl > 0
     assert row.kl_error == pytest.approx(float(kl.std()) / 10**0.5, rel=1e-6)
     assert row.perplexity == pytest.approx(float(torch.exp(-q[range(10), ids[1:]].mean())), rel=1e-6)
-    assert row.ratio == pytest.approx(row.perplexity / table.loc["f32"].perplexity, rel=1e-6)
-    assert table.loc["f32"].kl == 0 and table.loc["f32"].same == 1 and row.tokens == 10
+    assert row.ratio == pytest.approx(row.perplexity / table.loc["float32"].perplexity, rel=1e-6)
+    assert table.loc["float32"].kl == 0 and table.loc["float32"].same == 1 and row.tokens == 10
 
 
 def test_from_blocks_a_few_tokens_at_a_time_give_the_logits_of_all_at_once(path):
@@ -258,33 +258,33 @@ def test_a_model_of_2e9_weights_has_all_positions_and_a_very_large_one_none_but_
 
 def test_quality_is_measured_once(path, cached, monkeypatch):
     with kit.open(path) as file:
-        first = quality.quality(file, ["f16 KV"], tokens=8)
-        both = quality.quality(file, ["f16 KV", "q8_0 KV"], tokens=8)
+        first = quality.quality(file, ["float16 KV"], tokens=8)
+        both = quality.quality(file, ["float16 KV", "q8_0 KV"], tokens=8)
         monkeypatch.setattr(divergence, "compare", None)
         monkeypatch.setattr(divergence, "tokens_for", lambda weights: 8)
         assert {name: row["kl"] for name, row in quality.kept(file).items()} == both["kl"].to_dict()
-        assert quality.quality(file, ["f16 KV", "q8_0 KV"], tokens=8).equals(both)
-        assert both.loc["f16 KV"].equals(first.loc["f16 KV"])
+        assert quality.quality(file, ["float16 KV", "q8_0 KV"], tokens=8).equals(both)
+        assert both.loc["float16 KV"].equals(first.loc["float16 KV"])
     with kit.open(model_files.write(cached, "tiny-granite")) as other:
         assert quality.kept(other) == {}
         with pytest.raises(TypeError):
-            quality.quality(other, ["f16 KV"], tokens=8)
+            quality.quality(other, ["float16 KV"], tokens=8)
     monkeypatch.setattr(quality, "_CODE", quality._CODE[:-1])
     with kit.open(path) as file, pytest.raises(TypeError):  # as if the code had changed
-        quality.quality(file, ["f16 KV"], tokens=8)
+        quality.quality(file, ["float16 KV"], tokens=8)
 
 
 def test_damaged_rows_of_quality_are_measured_again(path, cached):
     with kit.open(path) as file:
-        first = quality.quality(file, ["f16 KV"], tokens=8)
+        first = quality.quality(file, ["float16 KV"], tokens=8)
         (rows,) = cached.glob("quality-*.json")
         rows.write_text("{half")
-        assert quality.quality(file, ["f16 KV"], tokens=8).equals(first)
+        assert quality.quality(file, ["float16 KV"], tokens=8).equals(first)
 
 
 def test_every_way_has_a_precision():
-    assert [way.precision for way in (LAZY, BLOCKS, BLOCKS_INT8)] == ["f32", "f32", "int8 activations"]
-    assert Way("LRU", 1, "bfloat16").precision == "bf16"
+    assert [way.precision for way in (LAZY, BLOCKS, BLOCKS_INT8)] == ["float32", "float32", "int8 activations"]
+    assert Way("LRU", 1, "bfloat16").precision == "bfloat16"
     assert Way("Pinned", 1, "int8").precision == "INT8 tiles"
 
 
@@ -292,7 +292,7 @@ def test_every_way_has_a_precision():
 def test_a_trained_model_is_as_surprised_as_in_llama_cpp(trained):
     """Equal within a tolerance, because llama.cpp rounds activations, which changes single tokens by percents."""
     with kit.open(trained) as file:
-        model = quality.model_of(file, quality.PRECISIONS["f32"])
+        model = quality.model_of(file, quality.PRECISIONS["float32"])
         start = [model.tokenizer.bos] * ("gemma" in str(trained))  # which is at a loss without it
         ids = [*start, *perplexity.encode(model.tokenizer, perplexity.english(), 24)]
         ours = perplexity.surprisal(model.logits(ids)[:-1], ids[1:])

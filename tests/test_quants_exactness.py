@@ -83,7 +83,10 @@ def test_command_on_a_file(model, tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_MODELS", str(tmp_path))
     done = CliRunner().invoke(main, ["exactness", str(model), "--json", "--quality", "16"])
     told = json.loads(done.stdout)
-    assert {row["precision"]: row["kl"] > 0 for row in told["quality"]}.items() >= {"f32": False, "INT8 tiles": True}.items()
+    assert {row["precision"]: row["kl"] > 0 for row in told["quality"]}.items() >= {
+        "float32": False,
+        "INT8 tiles": True,
+    }.items()
     text = CliRunner().invoke(main, ["exactness", str(model), "--quality", "16"]).stdout
     assert all(f"{row['perplexity']:.2f} ± " in text for row in told["quality"]) and "--kv q8_0" in text
     rows = told["exactness"]

@@ -30,7 +30,7 @@ def test_sizes(name, elements, nbytes, bits):
 
 
 def test_byteswap_turns_a_big_endian_block_into_a_native_one():
-    """Q4_K from a big-endian file: only its two f16 scales change order."""
+    """Q4_K from a big-endian file: only its two float16 scales change order."""
     native = np.arange(144, dtype=np.uint8)
     big = native.copy()
     big[:4] = [1, 0, 3, 2]

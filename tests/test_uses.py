@@ -123,9 +123,9 @@ def test_no_least_exceeds_what_another_part_of_a_page_says(tmp_path, folder):
         assert (table["least"] <= table["predicted"] * (1 + 1e-9)).all()
         assert (table["least"] <= table["measured"].fillna(np.inf) * (1 + 1e-9)).all()
         blocks = table.loc[[label for label in table.index if label.startswith("blocks")]]
-        kept = table.loc[[label for label in table.index if label == "all kept, f32"], "least"]
+        kept = table.loc[[label for label in table.index if label == "all kept, float32"], "least"]
         assert roofline["the file's blocks"] == pytest.approx(blocks["least"].iloc[0])
-        assert (kept <= roofline["f32"] * (1 + 1e-9)).all()  # less where an expert is used for the first time
+        assert (kept <= roofline["float32"] * (1 + 1e-9)).all()  # less where an expert is used for the first time
         assert roofline["the file's blocks"] <= table["predicted"].min() * (1 + 1e-9)
 
 
@@ -279,14 +279,14 @@ def test_a_mixture_that_does_not_fit_is_sent_to_kit_experts(folder, monkeypatch,
 
 
 def test_the_reports_model_reads_all_of_its_weights():
-    assert reported.f32_bytes() == 4 * reported.elements() and f"{reported.f32_bytes() / 2**30:.2f}" == "30.44"
+    assert reported.float32_bytes() == 4 * reported.elements() and f"{reported.float32_bytes() / 2**30:.2f}" == "30.44"
 
 
 def test_the_roofline_of_a_mixture_counts_active_experts(tmp_path):
     with kit.open(mixture(tmp_path)) as file:
         found = tables.token_bounds(file, MACHINE)
         whole = sum(info.nbytes for info in file.tensors.values())
-        assert found.loc["f32", "bytes of a token"] == bytes_used(uses_of(file)) < 0.6 * whole
+        assert found.loc["float32", "bytes of a token"] == bytes_used(uses_of(file)) < 0.6 * whole
 
 
 def test_every_role_that_gguf_py_names_has_a_place_between_the_ends():

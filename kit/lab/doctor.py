@@ -151,7 +151,7 @@ def _speed() -> Check:
     except (KitError, MemoryError) as error:
         return Check("speed", "bad", str(error), "free some memory and try again")
     text = f"read {probed.read_gbps:.1f}, write {probed.write_gbps:.1f}, copy {probed.copy_gbps:.1f} GB/s"
-    text += f"; {probed.f32_gflops:.0f} GFLOP/s f32"
+    text += f"; {probed.f32_gflops:.0f} GFLOP/s float32"
     if probed.gpu:
         text += "; GPU: read {read_gbps:.0f}, write {write_gbps:.0f}, copy {copy_gbps:.0f} GB/s".format(**probed.gpu)
         text += ", from the host {host_to_device_gbps:.0f} GB/s, {launch_us:.1f} us per launch".format(**probed.gpu)

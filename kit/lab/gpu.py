@@ -86,11 +86,11 @@ def probe_device() -> dict:
     square = torch.rand(_MATRIX, _MATRIX, device="cuda")
     samples, methods = {}, {}
     for name, amount, method, work in (
-        ("read_gbps", source.nbytes, "torch.sum over f32", source.sum),
-        ("write_gbps", source.nbytes, "torch.Tensor.zero_ over f32", target.zero_),
-        ("copy_gbps", 2 * source.nbytes, "torch.Tensor.copy_ over f32, read + write", lambda: target.copy_(source)),
+        ("read_gbps", source.nbytes, "torch.sum over float32", source.sum),
+        ("write_gbps", source.nbytes, "torch.Tensor.zero_ over float32", target.zero_),
+        ("copy_gbps", 2 * source.nbytes, "torch.Tensor.copy_ over float32, read + write", lambda: target.copy_(source)),
         ("host_to_device_gbps", host.nbytes, "copy_ from pinned memory", lambda: target[: len(host)].copy_(host, True)),
-        ("f32_gflops", 2 * _MATRIX**3, f"torch.matmul of two {_MATRIX} x {_MATRIX} f32 matrices", lambda: square @ square),
+        ("f32_gflops", 2 * _MATRIX**3, f"torch.matmul of two {_MATRIX} x {_MATRIX} float32 matrices", lambda: square @ square),
     ):
         samples[name], methods[name] = [amount / second / 1e9 for second in time_on_device(work)], method
     samples["launch_us"] = [second / _LAUNCHES * 1e6 for second in time_on_device(launches)]

@@ -62,7 +62,7 @@ LIMITS = {  # a field of Machine that is measured -> what it is, for tables
     "write_gbps": "writing memory, GB/s",
     "copy_gbps": "copying memory, GB/s",
     "fresh_gbps": "writing fresh memory, GB/s",
-    "f32_gflops": "f32 arithmetic, GFLOP/s",
+    "f32_gflops": "float32 arithmetic, GFLOP/s",
 }
 
 
@@ -125,14 +125,14 @@ def _measured_limits(leave_out) -> tuple[dict[str, list[float]], dict[str, str]]
     blocks, rows = np.zeros((count // _ROW, _ROW // 32 * 18), np.uint8), target.view(-1, _ROW)
     a, b = torch.rand(2, side, side)
     ways = (
-        ("read_gbps", "torch.sum over f32", source.sum, nbytes),
-        ("read_gbps", "an f32 matrix times a vector", lambda: matrix @ vector, nbytes),
-        ("write_gbps", "torch.Tensor.zero_ over f32", target.zero_, nbytes),
+        ("read_gbps", "torch.sum over float32", source.sum, nbytes),
+        ("read_gbps", "a float32 matrix times a vector", lambda: matrix @ vector, nbytes),
+        ("write_gbps", "torch.Tensor.zero_ over float32", target.zero_, nbytes),
         ("write_gbps", "kit.dequantize of Q4_0, past the caches", lambda: kit.dequantize(blocks, "Q4_0", out=rows), nbytes),
-        ("copy_gbps", "torch.Tensor.copy_ over f32, read + write", lambda: target.copy_(source), 2 * nbytes),
-        ("f32_gflops", f"torch.matmul of two {side} x {side} f32 matrices", lambda: a @ b, 2 * side**3),
+        ("copy_gbps", "torch.Tensor.copy_ over float32, read + write", lambda: target.copy_(source), 2 * nbytes),
+        ("f32_gflops", f"torch.matmul of two {side} x {side} float32 matrices", lambda: a @ b, 2 * side**3),
     )
-    samples, methods = {"fresh_gbps": fresh}, {"fresh_gbps": "torch.Tensor.zero_ over a new torch.empty, f32"}
+    samples, methods = {"fresh_gbps": fresh}, {"fresh_gbps": "torch.Tensor.zero_ over a new torch.empty, float32"}
     for name, method, function, amount in (way for way in ways if way[0] not in leave_out):
         rates = [amount / seconds / 1e9 for seconds in measure.time(function, samples=6, min_sample=0).samples]
         if max(rates) > max(samples.get(name, [0])):  # of two ways the faster one is the bound

@@ -51,7 +51,7 @@ def leads_of(folder, rows=(), model="", engines=None, **peers):
 
 def test_the_front_page_opens_with_llama_cpp_the_best_way_and_the_bound(tmp_path):
     """Each with one value, its spread and its command; the sentence takes the values of the bars."""
-    assert not leads_of(tmp_path, [row_of("a token, LRU of 1.86 GiB, f32", 0.9)])
+    assert not leads_of(tmp_path, [row_of("a token, LRU of 1.86 GiB, float32", 0.9)])
     way = row_of("a token, blocks as they lie", 0.06, lower=0.03)
     [own] = leads_of(tmp_path, [way])  # without llama.cpp
     assert [(bar.kind, bar.seconds) for bar in own.bars] == [("own", 0.06), ("bound", 0.03)] and own.times is None
@@ -149,7 +149,7 @@ def test_pages_that_publish_two_values_of_one_way_are_a_warning(tmp_path):
     assert not apart[0] and "by kit quants" in apart[1][0] and "two values of one measurement" in apart[1][0]
     kept = row_of("tokens a second, all float32 kept", 4.4, "02_cache_mystery", parameters=model)
     kept = replace(kept, unit="tok/s")
-    page = row_of("a token, all kept, f32", 0.21, parameters=model)
+    page = row_of("a token, all kept, float32", 0.21, parameters=model)
     assert published.disagreements(run, [kept, page]) and not published.disagreements(
         run, [kept, replace(page, samples=[1 / 4.4])]
     )

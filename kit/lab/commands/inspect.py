@@ -97,8 +97,8 @@ def _contexts(opened):
 
 
 def _history(facts):
-    types = {"float16": "f16", "q8_0": "q8_0"}
-    yield f"{'context, positions':<20}" + "".join(f"{f'KV cache {name}':>18}" for name in types.values()) + f"{'states':>14}"
+    types = "float16", "q8_0"
+    yield f"{'context, positions':<20}" + "".join(f"{f'KV cache {name}':>18}" for name in types) + f"{'states':>14}"
     for row in facts["contexts"]:
         sizes = ["impossible" if row["kv"][kind] is None else format_bytes(row["kv"][kind]) for kind in types]
         yield f"{row['positions']:<20,}" + "".join(f"{size:>18}" for size in sizes) + f"{format_bytes(row['states']):>14}"

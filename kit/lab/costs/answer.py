@@ -101,7 +101,7 @@ def gather(study: Study) -> dict:
     nbytes, least, limits, speed = bytes_used(study.read), study.least, study.limits, study.map_speed
     pages = study.map_found
     ways = reached(study)
-    exact = next((each for each in ways if each.way.precision == "f32"), None)
+    exact = next((each for each in ways if each.way.precision == "float32"), None)
     default = next((each for each in ways if each.way == study.predictions[0].way), None)
     best = ways[0] if ways else None
     change = None
@@ -141,7 +141,7 @@ def told(study: Study) -> list[str]:
         lines = [f"At most {1 / least:.3g} tokens per second within this memory: a token reads {format_bytes(nbytes)}."]
     if study.map_found:
         lines.append(pages.told(study.map_found, study.map_speed, nbytes, command(study, BLOCKS) or "kit generate FILE"))
-    exact = next((each for each in ways if each.way.precision == "f32"), None)
+    exact = next((each for each in ways if each.way.precision == "float32"), None)
     if exact:
         lines.append(f"kit reaches {exact.told} exactly, {_by(exact)}, {least / exact.seconds:.0%} of the limit.")
     rounded = next((each for each in ways if each.way.precision == _INT8), None)

@@ -53,14 +53,14 @@ def _int8(weight: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(values) * torch.from_numpy(scales)[:, None]
 
 
-EXACT = "f32"
+EXACT = "float32"
 PRECISIONS = {
     EXACT: Precision("exact to float32", linear="matmul"),  # by the same products as the others
-    "f16": Precision("weights rounded to 11 bits", "--dtype float16", lambda weight: weight.half().float(), "matmul"),
-    "bf16": Precision("weights rounded to 8 bits", "--dtype bfloat16", lambda weight: weight.bfloat16().float(), "matmul"),
+    "float16": Precision("weights rounded to 11 bits", "--dtype float16", lambda weight: weight.half().float(), "matmul"),
+    "bfloat16": Precision("weights rounded to 8 bits", "--dtype bfloat16", lambda weight: weight.bfloat16().float(), "matmul"),
     "int8 activations": Precision("activations rounded to 8 bits", "--linear fused-int8", linear="fused-int8"),
     "INT8 tiles": Precision("weights rounded to 8 bits, a scale a row", "--dtype int8", _int8, "matmul"),
-    "f16 KV": Precision("keys and values rounded to 11 bits", "--kv float16", kv="float16"),
+    "float16 KV": Precision("keys and values rounded to 11 bits", "--kv float16", kv="float16"),
     "q8_0 KV": Precision("keys and values rounded to 8 bits, a scale for 32", "--kv q8_0", kv="q8_0"),
 }
 
@@ -183,7 +183,7 @@ def with_errors(table):
     columns = {
         name: [text(*pair) for pair in zip(table[name], table[f"{name}_error"], strict=True)] for name, text in texts.items()
     }
-    names = {"ratio": "of f32's", "kl": "KL to f32 (nats)"}
+    names = {"ratio": "of float32's", "kl": "KL to float32 (nats)"}
     out = library("pandas").DataFrame(columns, index=table.index).rename(columns=names)
     return out.assign(**{"same token": [f"{share:.1%}" for share in table.same], "kit perplexity": table.command})
 

@@ -38,7 +38,7 @@ REST = "attention and the rest"
 TIMES = ("each time", "kept", "from blocks")  # columns of families, in seconds
 DEPTH = "positions before"  # names the index of a table of seconds (kit.lab.costs.depth)
 HELD_BLOCKS = "the file's blocks"
-WEIGHT_BYTES = {"f32": 4.0, "f16, bf16": 2.0, "int8": 1.0}
+WEIGHT_BYTES = {"float32": 4.0, "float16, bfloat16": 2.0, "int8": 1.0}
 
 
 def held(file, uses=None) -> pd.DataFrame:

@@ -17,9 +17,8 @@ from kit.system import last_level_cache
 from kit.units import format_bytes
 
 BYTES = DTYPES | {"int8": 1}  # of a weight in the cache
-PRECISION_OF = {  # dtype or linear variant -> row of kit.lab.costs.quality.PRECISIONS
-    "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "INT8 tiles", "fused-int8": "int8 activations",
-    "slots-int8": "int8 activations",
+PRECISION_OF = dict(zip(DTYPES, DTYPES, strict=True)) | {  # dtype or linear variant -> row of kit.lab.costs.quality.PRECISIONS
+    "int8": "INT8 tiles", "fused-int8": "int8 activations", "slots-int8": "int8 activations",
 }  # fmt: skip
 NAMES = {
     "fused": "blocks, exact products",

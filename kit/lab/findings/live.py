@@ -131,11 +131,11 @@ def differences(measured: Mapping, exact: Mapping, allowed: Mapping[str, float])
     """
     rows, of_precision = [], {}
     for way, measurement in measured.items():
-        same = exact[way] if way.precision == "f32" else of_precision.setdefault(way.precision, measurement.result)
+        same = exact[way] if way.precision == "float32" else of_precision.setdefault(way.precision, measurement.result)
         off, within = (relative_rms(measurement.result, right) for right in (exact[way], same))
         most = allowed.get(way.precision, np.nan)
         rows.append((way.label, off, most, within, within <= 1e-4 and not off > most))
-    return tables.frame(rows, "way", "from f32, of its spread", "allowed", "from its own precision", "as it should be")
+    return tables.frame(rows, "way", "from float32, of its spread", "allowed", "from its own precision", "as it should be")
 
 
 def relative_rms(ours: torch.Tensor, right: torch.Tensor) -> float:

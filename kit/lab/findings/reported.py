@@ -40,7 +40,7 @@ def tensors() -> dict[str, UsedTensor]:
     return {use.name: UsedTensor(Kind(specs[use.name].qtype, specs[use.name].shape), use.nbytes) for use in uses()}
 
 
-def f32_bytes() -> int:
+def float32_bytes() -> int:
     """Bytes that a token reads of the reports' model dequantized to float32: 30.44 GiB, all of it."""
     return int(bytes_used(uses(), 4))
 
