@@ -322,7 +322,7 @@ def printed(text: str) -> list[list[str]]:
 def test_every_printed_command_runs_as_printed(folder, tmp_path_factory, monkeypatch, model, short, way):
     """With a path that a shell would split, within the memory that was given."""
     monkeypatch.setattr("kit.lab.machine.probe", lambda leave_out: MACHINE)
-    monkeypatch.setattr("kit.model.budget.process_bytes", lambda: budget.PROCESS + (48 << 20))  # not pytest's
+    monkeypatch.setattr("kit.model.budget.process_bytes", lambda: budget.PROGRAM)  # not pytest's
     path = model_files.write(tmp_path_factory.mktemp("it's a folder"), model, "Q4_K_M")
     options = []
     if short:

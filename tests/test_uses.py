@@ -325,11 +325,11 @@ def test_a_use_costs_the_same_on_every_page_of_a_run(tmp_path, monkeypatch):
     seven.mkdir()
     with kit.open(path) as file:
         names = order_of(file, 2).names
-        costs = {
-            kind: dataclasses.replace(cost, load=dict.fromkeys(cost.load, 7.0))
-            for kind, cost in measure_costs(file, names, nine).items()
-        }
-        assert keep(seven, file, costs) is costs
+        before, costs, after = (
+            {kind: dataclasses.replace(cost, load=dict.fromkeys(cost.load, load)) for kind, cost in measured.items()}
+            for measured, load in zip([measure_costs(file, names, nine)] * 3, (6.0, 7.0, 8.0), strict=True)
+        )
+        assert keep(seven, file, before, after) == costs
         walks.clear()
         assert of_run(seven, file, names, nine) == costs and not walks
         more = of_run(seven, file, names)
@@ -338,9 +338,12 @@ def test_a_use_costs_the_same_on_every_page_of_a_run(tmp_path, monkeypatch):
         assert all(cost.fused == costs[kind].fused for kind, cost in more.items())
         study = Study(file, lambda: MACHINE, memory=2 << 20, tokens=2, folder=seven)
         assert {cost.load["float32"] for cost in study.costs.values()} == {7.0}
-        keep(seven, file, dict(list(costs.items())[1:]))
-        assert {cost.load["float32"] for cost in of_run(seven, file, names).values()} == {0.0}, "a kind is missing"
-    keep(seven, kit.open(path), costs)
+        some = dict(list(costs.items())[1:])
+        keep(tmp_path / "some", file, some, some)
+        assert {cost.load["float32"] for cost in of_run(tmp_path / "some", file, names).values()} == {0.0}, "a kind is missing"
+        with monkeypatch.context() as patch:
+            patch.setattr("kit.lab.measurements.settings", lambda: "code=other")
+            assert {cost.load["float32"] for cost in of_run(seven, file, names).values()} == {0.0}, "the kit's code changed"
     with kit.open(model_files.write(tmp_path, "tiny-granite")) as other:
         assert {cost.load["float32"] for cost in of_run(seven, other, order_of(other, 2).names).values()} == {0.0}
     assert of_run(tmp_path, kit.open(path), names, nine) != costs

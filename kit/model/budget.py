@@ -16,6 +16,7 @@ from kit.system import memory_available, memory_limit, own_memory
 from kit.units import format_bytes, parse_bytes
 
 PROCESS = 480 << 20  # Python, torch, the kit's kernels while they are compiled: 450 MiB were measured, 340 once compiled
+PROGRAM = PROCESS + (64 << 20)  # what a command plans for itself, so that one that only predicts says the same
 _COMPILED = 118 << 20  # what running and compiling adds to memory
 _GROWTH, _UNIT = _COMPILED + (170 << 20), 16 << 20  # and libraries that files back
 _DEEP = 48 << 20  # and of a model with many layers and formats
@@ -88,8 +89,8 @@ def divide(file, memory: int | str, context=None, kv_dtype="float32", rows: int 
 
 
 def process_bytes() -> int:
-    """Bytes that this process will need without a model."""
-    return -(-(own_memory() + _GROWTH + _DEEP) // _UNIT) * _UNIT
+    """Bytes that this process will need without a model: PROGRAM, or more where it holds more already."""
+    return max(PROGRAM, -(-(own_memory() + _GROWTH + _DEEP) // _UNIT) * _UNIT)
 
 
 def room_for_kept(file) -> int:

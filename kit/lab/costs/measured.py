@@ -4,11 +4,9 @@ Tensors of one kind cost the same, so only a few of each are measured. They are 
 decode, so that threads, mapped pages, reused memory and CPU caches are in the same state as in a decode.
 """
 
-import json
 import math
 import time
 from collections import defaultdict
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -18,9 +16,11 @@ import numpy as np
 import kit
 from kit.cpu.threads import torch_alone
 from kit.gguf import formats
+from kit.lab import measurements
 from kit.lab.costs.order import FUSED, Kind, kind_of, use_of
 from kit.lab.kept import once_a_run
-from kit.lab.measurements import digest_of
+from kit.lab.machine import machine_id
+from kit.lab.measurements import Reading, digest_of
 from kit.lab.sampling import fewer_rows
 
 DTYPES = tuple(formats.DTYPES)
@@ -28,7 +28,7 @@ _SAMPLES = 3  # tensors of a kind, and walks over them
 _ENOUGH = 0.6  # seconds after which no further walk begins, once one has been counted
 _MOST = 1 << 26  # weights of the samples of a kind
 _TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring, give or take a tensor
-_KEPT = "costs.json"  # in the folder of a run
+_USE = "one use: "  # and the format, shape, field of Cost and how: ways in the store of a run
 _PIECE = 1 << 28  # bytes of a matrix that are timed; the time grows with its rows
 
 
@@ -67,19 +67,17 @@ def measure_costs(file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
     return costs
 
 
-def between(before: dict[Kind, Cost], after: dict[Kind, Cost]) -> dict[Kind, Cost]:
-    """The mean of what uses cost before and after something else: memory is faster in one minute than in the next."""
-
-    def mean(some, other):
-        return {key: (seconds + other[key]) / 2 for key, seconds in some.items()}
-
-    return {kind: Cost(*map(mean, vars(cost).values(), vars(after[kind]).values())) for kind, cost in before.items()}
-
-
-def keep(folder: Path, file, costs: dict[Kind, Cost]) -> dict[Kind, Cost]:
-    """Keep the costs of an open file in the folder of a run, for the other pages (``of_run``); returns them."""
-    rows = [[*kind, *vars(cost).values()] for kind, cost in costs.items()]
-    (folder / _KEPT).write_text(json.dumps({"file": digest_of(file), "costs": rows}) + "\n", encoding="utf-8")
+def keep(folder: Path, file, before: dict[Kind, Cost], after: dict[Kind, Cost]) -> dict[Kind, Cost]:
+    """Keep what uses of an open file's tensors cost before and after something else in the store of a run, for the other pages
+    (``of_run``): memory is faster in one minute than in the next. Returns the means."""
+    store, key = measurements.of_run(folder), {"file": digest_of(file), "settings": measurements.settings()}
+    costs = {kind: _no_cost() for kind in before}
+    for kind, cost in before.items():
+        for term, uses in vars(cost).items():
+            for how, seconds in uses.items():
+                way = f"{_USE}{kind.qtype} {'x'.join(map(str, kind.shape))} {term} {how}"
+                row = store.add(Reading(way, samples=(seconds, vars(after[kind])[term][how]), **key))
+                vars(costs[kind])[term][how] = row.median
     return costs
 
 
@@ -98,11 +96,17 @@ def of_run(folder: Path, file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
 
 
 def _kept(folder: Path, file) -> dict[Kind, Cost]:
-    with suppress(OSError, ValueError):
-        stored = json.loads((folder / _KEPT).read_text(encoding="utf-8"))
-        if stored["file"] == digest_of(file):
-            return {Kind(qtype, tuple(shape)): Cost(*terms) for qtype, shape, *terms in stored["costs"]}
-    return {}
+    key, costs = (digest_of(file), machine_id(), measurements.settings()), {}
+    for row in measurements.of_run(folder):
+        if row.way.startswith(_USE) and (row.file, row.machine, row.settings) == key:
+            qtype, shape, term, how = row.way.removeprefix(_USE).split(" ")
+            cost = costs.setdefault(Kind(qtype, tuple(map(int, shape.split("x")))), _no_cost())
+            vars(cost)[term][how] = row.median
+    return costs
+
+
+def _no_cost() -> Cost:
+    return Cost({}, {}, {}, {})
 
 
 _HELD = {  # what a use finds in the cache -> the policy, for tensors of so many bytes that are used in turn

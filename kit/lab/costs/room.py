@@ -8,13 +8,12 @@ from kit.gguf.uses import uses_of
 from kit.lab.costs.ways import BackingStore, Prediction
 from kit.lab.disk import read_gbps
 from kit.model.architectures import ARCHITECTURES
-from kit.model.budget import PROCESS, Budget, divide
+from kit.model.budget import PROGRAM, Budget, divide
 from kit.system import memory_available
 from kit.units import format_bytes
 
 SCRATCH = 1 << 30  # bytes that a decode takes in addition to weights: libraries, activations, buffers
 _CONTEXT = 128  # positions that a process is asked to hold: the command that is printed needs fewer
-_PROGRAM = PROCESS + (64 << 20)  # what `kit generate` plans for itself: it takes no more than is told, and never refuses
 
 
 class Room:
@@ -33,13 +32,13 @@ class Room:
     def budget(self) -> Budget | None:
         """How the memory of the whole process is divided (kit.model.budget); None where the kit does not run the file itself.
         ModelError where ``whole`` is too little for it."""
-        if self.whole and self.whole <= _PROGRAM:
-            told = f"{format_bytes(self.whole)} of memory is too little: the process alone takes {format_bytes(_PROGRAM)}"
+        if self.whole and self.whole <= PROGRAM:
+            told = f"{format_bytes(self.whole)} of memory is too little: the process alone takes {format_bytes(PROGRAM)}"
             raise ModelError(f"{self.file.path}: {told}; --room SIZE is the room of a cache alone")
         if self._part or self.file.architecture not in ARCHITECTURES or self.file.compressed:
             return None
         try:
-            return divide(self.file, self.limit, context=_CONTEXT, process=_PROGRAM)
+            return divide(self.file, self.limit, context=_CONTEXT, process=PROGRAM)
         except ModelError as error:
             if self.whole and "too little" in str(error):
                 raise
@@ -48,7 +47,7 @@ class Room:
     @property
     def beside(self) -> int:
         """Bytes of the process without weights: libraries, activations, the history of a short context."""
-        return self.budget.process + self.budget.history if self.budget else _PROGRAM
+        return self.budget.process + self.budget.history if self.budget else PROGRAM
 
     @property
     def free(self) -> int:
@@ -92,5 +91,5 @@ def room_for_weights(file, whole: int | None = None) -> int:
     70 % of what they and the largest weight leave, which a miss dequantizes."""
     uses = uses_of(file)
     blocks, largest = sum(use.nbytes for use in uses), max((4 * use.elements // use.of for use in uses), default=0)
-    room = whole - _PROGRAM - blocks if whole else 0.7 * (memory_available() - largest - SCRATCH - blocks)
+    room = whole - PROGRAM - blocks if whole else 0.7 * (memory_available() - largest - SCRATCH - blocks)
     return max(1 << 20, int(room))
