@@ -11,7 +11,6 @@ from kit.lab import measurements
 from kit.lab.commands.cli import main
 from kit.lab.costs import offer, quality
 from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8
-from kit.system.paths import models_folder
 
 KL = {"kl": 0.018, "kl_error": 0.0004}
 
@@ -41,8 +40,7 @@ def test_it_is_said_with_its_measurements(model, monkeypatch):
     said = offer.int8(model)
     assert said.startswith("--linear fused-int8 decodes 1.25 times as fast here (measured on 20")
     assert "with KL 0.018 ± 0.0004 nats from exact; llama.cpp has 0.018 ± 0.0004" in said
-    models_folder().mkdir()
-    (models_folder() / "quality-of-any-file.json").write_text("{}")
+    measurements.shared().add(measurements.Reading(f"{measurements.QUALITY}float16", "any file", (0.0,), "nats"))
     done = CliRunner().invoke(main, ["generate", str(model.path), "--tokens", "1,2", "-n", "3"])
     assert done.exit_code == 0 and done.stderr.splitlines()[-1] == f"faster       {said}"
     done = CliRunner().invoke(

@@ -36,6 +36,7 @@ from kit.units import format_quantity
 
 NAME = "measurements.ndjson"  # not .jsonl, which are the records of notebooks
 READ = "reading memory that kit made, more than the caches hold"  # GB/s: the way of a probe of the machine, of no file
+QUALITY = "quality, "  # nats from float32: the ways of kit.lab.costs.quality begin so, and end with what was rounded
 _SAMPLE = 4096  # bytes of each end of a tensor that are part of a file's digest
 _CODE = ("cache", "codec", "cpu", "gguf", "model", "quants")  # what computes; other code changes no speed
 
@@ -43,7 +44,8 @@ _CODE = ("cache", "codec", "cpu", "gguf", "model", "quants")  # what computes; o
 @dataclass(frozen=True)
 class Reading:
     """``way``, ``file``, ``machine``, ``settings``, ``unit``: the key. ``samples``: of a token, where the unit is "s".
-    ``others``: cores that other processes used meanwhile. ``by``: the command or page that measured; ``at``: when, ISO 8601."""
+    ``others``: cores that other processes used meanwhile. ``by``: the command or page that measured; ``at``: when, ISO 8601.
+    ``row``: what was measured together with it, by name."""
 
     way: str
     file: str
@@ -52,6 +54,7 @@ class Reading:
     settings: str = ""
     others: float = 0.0
     by: str = ""
+    row: dict[str, float] = field(default_factory=dict)
     machine: str = field(default_factory=machine_id)
     at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 

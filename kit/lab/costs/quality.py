@@ -1,9 +1,7 @@
 """The effect of a precision on a model's quality: perplexity, and KL divergence of the next-token distribution."""
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -12,18 +10,17 @@ import torch
 import kit
 from kit.codec.codings import quantize
 from kit.cpu.linear import FEWEST
-from kit.errors import GGUFError, ModelError, library
+from kit.errors import ModelError, library
 from kit.lab.compressor import matrices_of
 from kit.lab.costs import divergence
 from kit.lab.costs.divergence import LogitSource
 from kit.lab.costs.losses import format_kl
 from kit.lab.costs.ways import PRECISION_OF
-from kit.lab.measurements import digest_of
+from kit.lab.measurements import QUALITY, Reading, digest_of, shared
 from kit.model.hyperparameters import read_config
 from kit.model.tokenizer import tokenizer_of
 from kit.model.weights import Weights
-from kit.system.files import replacing
-from kit.system.paths import PACKAGE, models_folder
+from kit.system.paths import PACKAGE
 from kit.units import format_count
 
 _ROUNDED_ROWS = 256  # rows of weights that are rounded at a time, so that they stay in the CPU's caches
@@ -104,7 +101,7 @@ def quality(file, names=None, tokens: int = 0, progress: bool = False, others: M
     divergence of the next-token distribution from that of float32, nats); same (share of tokens with the same most
     probable token); tokens (scored); command (options of ``kit perplexity``). Standard errors assume independent tokens.
     ``tokens``: of the text; 0: as many as divergence.tokens_for says.
-    Rows are stored in the models folder under a digest of the file and of the code that computes logits. ModelError for a
+    Rows are kept in the shared store under a digest of the file and of the code that computes logits. ModelError for a
     file that the kit cannot run or whose text takes minutes, TokenizerError for one without a tokenizer.
     """
     names, others = list(PRECISIONS if names is None else names), dict(others or {})
@@ -114,18 +111,15 @@ def quality(file, names=None, tokens: int = 0, progress: bool = False, others: M
     model = partial(model_of, file, attention="blas")  # kit explain compiles no kernel of attention for one prompt
     exact = model(PRECISIONS[EXACT])
     window = divergence.window_of(exact.tokenizer, exact.config.context, tokens)
-    path = _place(file, exact.config, window)
-    known = _read(path)
+    digest = _digest(file, exact.config, window)
+    known = _known(digest)
     few = weights * len(window) < _FEW  # then no kernel for prompts is compiled
     if missing := [name for name in (*names, *others) if name not in known]:
         truth = _source(exact, len(window), few)
         sources = {name: others[name] if name in others else truth if name == EXACT
                    else _source(model(PRECISIONS[name]), len(window), few) for name in missing}  # fmt: skip
-        known |= divergence.compare(window, truth, sources, progress)
-        with suppress(OSError, GGUFError):  # what cannot be written is measured again at the next call
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as out:
-                out.write(json.dumps(known, indent=1).encode())
+        for name, row in divergence.compare(window, truth, sources, progress).items():
+            known[name] = shared().add(Reading(QUALITY + name, digest, (row["kl"],), "nats", row=row)).row
     commands = {name: PRECISIONS[name].command for name in names}
     rows = [{"precision": name, **known[name], "command": commands.get(name, "")} for name in (*names, *others)]
     return library("pandas").DataFrame(rows).set_index("precision")
@@ -138,17 +132,11 @@ def kept(file) -> dict[str, dict[str, float]]:
     if not (tokens := divergence.tokens_for(weights)):
         return {}
     config = read_config(file)
-    return _read(_place(file, config, divergence.window_of(tokenizer_of(file), config.context, tokens)))
+    return _known(_digest(file, config, divergence.window_of(tokenizer_of(file), config.context, tokens)))
 
 
-def _place(file, config, window):
-    return models_folder() / f"quality-{_digest(file, config, window)}.json"
-
-
-def _read(path) -> dict[str, dict[str, float]]:
-    with suppress(OSError, ValueError):  # what cannot be read is measured again
-        return json.loads(path.read_text(encoding="utf-8"))
-    return {}
+def _known(digest: str) -> dict[str, dict[str, float]]:
+    return {row.way.removeprefix(QUALITY): row.row for row in shared() if row.file == digest and row.way.startswith(QUALITY)}
 
 
 def from_blocks(file, tokens: int, linear: str = "fused") -> LogitSource:
