@@ -70,7 +70,9 @@ def test_a_run_measures_its_peers_once(path, tmp_path, monkeypatch):
     other.unlink()
     shutil.copy(write(tmp_path, "tiny-qwen2"), other)
     peers.of_run(second, other)  # of another file with its name
-    assert asked == [path] + 4 * [other]
+    monkeypatch.setattr(peers, "machine_id", lambda: "another")
+    peers.of_run(first, other)
+    assert asked == [path] + 5 * [other]
     assert str(tmp_path) not in (second.out / "peers.json").read_text()  # a run is shared
 
 

@@ -8,8 +8,8 @@ Three other files of a run hold measured numbers, because they hold what is no r
 
 - records (kit.lab.claims.records, ``<notebook>.jsonl``): what a page states, with verdict, bound and reason. They are published
   and compared between machines, so their key has the run's parameters in place of a digest of the file.
-- ``peers.json`` (kit.lab.costs.peers): the engines' table, with load times, tokens and divergence in one row. Its key is this
-  store's, and its seconds per token are in this store as well.
+- ``peers.json`` (kit.lab.costs.peers): the engines' table, which README and the index draw of a committed run. Its key is this
+  store's, and its seconds per token and divergences are in this store as well.
 - kept values (kit.lab.kept): any Python object of one command, so that a page that is rendered again shows the same ones. They
   are deleted when the command ends. Their key is the name of the function with all its arguments.
 """

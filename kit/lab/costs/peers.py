@@ -16,7 +16,8 @@ from kit.lab import state
 from kit.lab.costs.engines import ENGINES, PEER, Process
 from kit.lab.costs.losses import format_kl
 from kit.lab.kept import once_a_run
-from kit.lab.machine import library_version
+from kit.lab.machine import library_version, machine_id
+from kit.system.files import replacing
 from kit.units import format_bytes, format_seconds
 
 _COLUMNS = "imports|load|first|prefill|speed|samples|others|resident|beyond imports|mapped|agree|kl|kl_error|same|reason".split(
@@ -139,17 +140,19 @@ def logits_of(name, path, ids, alone: bool, environment=None, **options) -> np.n
 def of_run(lab, path) -> pd.DataFrame:
     """The engines of a run next to each other on one file, and what each loses to float32 where the weights are trained ones:
     measured by the first notebook that asks, and read from the run's peers.json by the others, so that their figures agree.
-    Its key is that of the store of measurements: the file and the settings. The speeds are added to the run's store."""
+    Its key is that of the store of measurements: file, machine and settings. The speeds are added to the run's store."""
     from kit.lab import measurements
 
     with kit.open(path) as file:
         key = {"file": Path(path).name, "digest": measurements.digest_of(file), "settings": measurements.settings()}
+    key["machine"] = machine_id()
     kept = lab.out / "peers.json"
     told = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     if not key.items() <= told.items() or told["by"] == lab.notebook:
         rows = compare_file(path, text=bool(lab.model)).to_dict("index")
         told = key | {"by": lab.notebook, "engines": rows}
-        kept.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        with replacing(kept) as out:
+            out.write(json.dumps(told, indent=1).encode() + b"\n")
         note(rows, key["digest"], lab.notebook, measurements.of_run(lab.out))
     return beside(pd.DataFrame.from_dict(told["engines"], "index"))
 
