@@ -37,16 +37,21 @@ class Parts:
         done = 0
         for mixture in self._mixtures:
             self._do(range(done, mixture.products[0].start))
-            self._mix(mixture, experts)
-            done = mixture.products[-1].stop + 1
+            done = self._mix(mixture, experts)
         self._do(range(done, len(self._program.steps)))
 
-    def _mix(self, mixture, experts):
+    def _mix(self, mixture, experts) -> int:
+        """Do the steps of a layer's experts, unless all are in memory: they run with those up to the next router. Returns the
+        first step that is not done."""
         if experts.route:
             self._chosen[mixture.layer] = experts.route(mixture.layer)
         chosen = self._chosen[mixture.layer].tolist()
         names = [f"{stack}[{chosen[place]}]" for _, stack, place in mixture.uses]
         coming = experts.expects(names)
+        if not coming:
+            for name, (step, _, _) in zip(names, mixture.uses, strict=True):
+                self._words[self._places[step]] = experts.address(name)
+            return mixture.products[0].start
         late, of = set(), [[] for _ in mixture.products]  # for each place its (name of a matrix, step of its product)
         for name, (step, _, place) in zip(names, mixture.uses, strict=True):
             of[place].append((name, step))
@@ -65,6 +70,7 @@ class Parts:
                 steps.append(range(end, end + 1))
                 added += 1
             self._do(*steps)
+        return mixture.products[-1].stop + 1
 
     def _do(self, *ranges):
         """Run these steps, one range after another."""
