@@ -47,8 +47,7 @@ class Parts:
             self._chosen[mixture.layer] = experts.route(mixture.layer)
         chosen = self._chosen[mixture.layer].tolist()
         names = [f"{stack}[{chosen[place]}]" for _, stack, place in mixture.uses]
-        coming = experts.expects(names)
-        if not coming:
+        if not (coming := experts.expects(names)):
             for name, (step, _, _) in zip(names, mixture.uses, strict=True):
                 self._words[self._places[step]] = experts.address(name)
             return mixture.products[0].start
