@@ -153,6 +153,8 @@ def test_the_answer_takes_what_was_measured_and_only_else_a_prediction(patch, ra
         found = cells.run(
             NAME, "answer", out=tmp_path, memory="1 TiB", replace={"roomy": lambda roomy: replace(roomy, way=BLOCKS)}
         )
+    tried = [each for line in found["seen"] for each in found["found"][line]]
+    assert found["taken"](found["inside"]).seconds == min(found["taken"](each).seconds for each in tried)
     assert found["whole"] is found["tensors"] and found["real"][BLOCKS].samples == pytest.approx(SAMPLES)
     said = " ".join(found.words["answer"].split())
     assert f"{BLOCKS.label} takes 500 ms (measured) in" in said and f"takes {found['now']} per token with" in said

@@ -67,10 +67,10 @@ def measure_costs(file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
     return costs
 
 
-def keep(folder: Path, file, before: dict[Kind, Cost], after: dict[Kind, Cost]) -> dict[Kind, Cost]:
+def keep(folder: Path, file, before: dict[Kind, Cost], after: dict[Kind, Cost], by: str = "") -> dict[Kind, Cost]:
     """Keep what uses of an open file's tensors cost before and after something else in the store of a run, for the other pages
-    (``of_run``): memory is faster in one minute than in the next. Returns the means."""
-    store, key = measurements.of_run(folder), {"file": digest_of(file), "settings": measurements.settings()}
+    (``of_run``): memory is faster in one minute than in the next. ``by``: the page that measured. Returns the means."""
+    store, key = measurements.of_run(folder), {"file": digest_of(file), "settings": measurements.settings(), "by": by}
     costs = {kind: _no_cost() for kind in before}
     for kind, cost in before.items():
         for term, uses in vars(cost).items():
