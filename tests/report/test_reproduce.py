@@ -205,6 +205,10 @@ def test_a_table_goes_with_the_run_and_what_it_says_counts(notebooks, ran, tmp_p
         assert result.exit_code == 0, result.output
         assert " ".join(ran) == wanted and (out / "t.json").read_text() == numbers
         assert state(out)["request"]["texts"] == ["table=t.json"]
+        commands = [re.search("<code>(kit reproduce .*?)</code>", (out / f"{name}.html").read_text())[1]
+                    for name in ("01_reads", "02_other")]  # fmt: skip
+        told = "kit reproduce --profile smoke --only"
+        assert commands == [f"{told} 01 -p table=t.json", f"{told} 02"], "a notebook takes no parameter of another"
         ran.clear()
 
 

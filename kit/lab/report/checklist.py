@@ -4,7 +4,8 @@ import shlex
 from dataclasses import dataclass
 
 from kit.lab.claims.records import Record
-from kit.lab.report.run import Run
+from kit.lab.report import parameters
+from kit.lab.report.run import Run, read_notebook
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,17 @@ def checklist(run: Run, rows: list[Record], names: list[str]) -> list[Item]:
     ]  # fmt: skip
 
 
-def command_line(run: Run) -> str:
-    """The command that repeats a run."""
-    request = run.request
+def command_line(run: Run, notebook: str = "") -> str:
+    """The command that repeats a run, or one ``notebook`` of it, with the parameters that this has."""
+    request, only, texts = run.request, run.request.only, run.request.texts
+    if notebook:
+        only, path = (notebook[:2],), run.folder / f"{notebook}.ipynb"
+        known = parameters.read(read_notebook(path).cells, notebook) if texts and path.exists() else {}
+        texts = [text for text in texts if text.partition("=")[0] in known]
     words = ["kit", "reproduce", "--profile", request.profile]
-    words += [word for name in request.only for word in ("--only", name)]
+    words += [word for name in only for word in ("--only", name)]
     words += ["--model", request.model] * bool(request.model) + ["--device", request.device] * (request.device != "cpu")
-    return shlex.join(words + [word for text in request.texts for word in ("-p", text)])
+    return shlex.join(words + [word for text in texts for word in ("-p", text)])
 
 
 def _commit(run: Run, commits: list[str]) -> str:

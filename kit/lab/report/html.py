@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -62,7 +61,7 @@ def made(run: Run, name: str, rows: list[records.Record]) -> dict:
     states = [row.state for row in rows if row.state]
     reads = [each["read_gbps"] for each in states if each.get("read_gbps")]
     return {
-        "command": command_line(replace(run, request=replace(run.request, only=(name[:2],)))),
+        "command": command_line(run, name),
         "reports": {claim.source: evidence.report_of(claim) for claim in judged},
         "facts": list({fact.id: fact for claim in judged for fact in evidence.bearing_on(claim)}.values()),
         "varied": max(reads) / min(reads) if reads and max(reads) >= state.NEAR * min(reads) else None,

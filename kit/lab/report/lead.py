@@ -7,7 +7,7 @@ machine that was busy meanwhile gives no comparison, and the page says so.
 import json
 import math
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 from kit.lab.claims.records import Record
@@ -139,7 +139,7 @@ def _of_mixture(run: Run, rows: list[Record]) -> Lead | None:
     ours = [row for row in own if row.quantity != PEER_OF_EXPERTS]
     if not ours:
         return None
-    best, command = min(ours, key=lambda row: row.median), _measuring(run, EXPERTS)
+    best, command = min(ours, key=lambda row: row.median), command_line(run, EXPERTS)
     way = best.quantity.removeprefix("a token, ").replace("past it", "filled past the page cache")
     bars = [Bar(f"kit, {way}", "", "own", tuple(best.samples), command)]
     bars += [Bar("llama.cpp, the file mapped", "", "peer", tuple(row.samples), command) for row in own if row not in ours]
@@ -154,12 +154,12 @@ def generate(run: Run, options: str = "") -> str:
     """The command that runs the kit's way on the run's model; of a generated model, the one that measures it."""
     if run.request.model:
         return f"kit generate {shlex.quote(run.request.model)} -p '{PROMPT}'{options}"
-    return _measuring(run, MEASURED_IN[0])
+    return command_line(run, MEASURED_IN[0])
 
 
 def _measuring(run: Run, notebook: str) -> str:
     """The command that runs one notebook of the run."""
-    return command_line(replace(run, request=replace(run.request, only=(notebook[:2],))))
+    return command_line(run, notebook)
 
 
 def samples_of(row: dict) -> tuple[float, ...]:
