@@ -113,14 +113,19 @@ def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(sourc
     with kit.open(source) as file:
         digest, code = measurements.digest_of(file), measurements.settings()
         key = {"digest": digest, "machine": measurements.machine_id(), "settings": code, "at": "2026-01-01"}
-        row = {"file": source.name, "bytes": 9, "bits": 8.5, "way": "int8", "speed": 32.5, "samples": [32.5], "bound": 3.0,
+        row = {"file": source.name, "bytes": 9, "bits": 8.5, "way": "int8", "speed": 32.5, "samples": [32.5, 55.0, 70.0], "bound": 3.0,
                "gbps": 9.0, "kl": 0.0, "kl_error": 0.0, "same": 1.0, "memory": 9, "others": 0.0, "best": True}  # fmt: skip
-        reading = measurements.Reading(BLOCKS_INT8.label, digest, (1 / 40, 1 / 50, 1 / 60), "s", code)
+        reading = measurements.Reading(BLOCKS_INT8.label, digest, (1 / 49, 1 / 50, 1 / 51), "s", code)
         measurements.of_run(tmp_path).add(reading)
         saved, recorded = tmp_path / "q.json", []
         lab = SimpleNamespace(out=tmp_path, record=lambda **given: recorded.append(given))
         for more, speed, says in (
             (key, 50.0, ": 50 tokens per second, its answers"),
+            (
+                key | {"samples": [32.5, 32.4, 32.6]},
+                32.5,
+                " (measured at another time, 0.65 times as fast as on this page), its",
+            ),
             (key | {"settings": "code=of another day"}, 32.5, " (another measurement than this page's, of 2026-01-01), its"),
             ({}, 32.5, " (another measurement than this page's), its answers"),
         ):
@@ -160,6 +165,11 @@ def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(source, tm
         assert bool(plt.get_fignums()) == bool(text)
         assert told in said[-1]
     assert [*drawn[0]["KL, nats"]] == ["0", "0.01 ± 0.001"] and len(drawn) == 1
+    axes = plt.gca()
+    axes.figure.canvas.draw()
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert "1e-02" in labels and "$" not in "".join(labels), "this style writes no formulas"
+    assert {text.get_text() for text in axes.texts} == {"big", "small"}
     file.close()
     (tmp_path / "other.json").write_text("[1]")
     for text, says in (

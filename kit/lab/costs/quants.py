@@ -7,7 +7,9 @@ of eight bits.
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +101,11 @@ def of_run(paths: Sequence[Path], lab, file) -> pd.DataFrame:
             table.iloc[number, column("other")] = f"another measurement than this page's{f', of {row.at}' * bool(row.at)}"
             continue
         if reading := store.known(way.label, digest, here[-1], busy=True):
+            saved = replace(reading, samples=tuple(1 / speed for speed in table["samples"].iloc[number]))
+            if saved.disagrees(reading):  # its rows are comparable with each other, not with the page's
+                times = reading.median / saved.median
+                table.iloc[number, column("other")] = f"measured at another time, {times:.2f} times as fast as on this page"
+                continue
             table.iloc[number, column("speed")] = 1 / reading.median
             table.iat[number, column("samples")] = [1 / seconds for seconds in reading.samples]
         samples = [1 / speed for speed in table["samples"].iloc[number]]
@@ -164,19 +171,25 @@ def figure(table: pd.DataFrame):
         part = shown[shown["way"] == way]
         axes.errorbar(part["x"], part["speed"], xerr=part["kl_error"], fmt=mark, color=color, label=f"{way}", capsize=2)
         axes.plot(part["x"], part["bound"], "_", color=figures.BLACK, markersize=14, label="bound" if way == "exact" else None)
-    for name, row in shown[shown["best"]].iterrows():
-        axes.annotate(
-            str(name).removesuffix(".gguf")[-28:], (row["x"], row["speed"]), (0, 7), textcoords="offset points", fontsize=8
-        )
+    names = _short([*dict.fromkeys(map(str, shown.index))])
+    for name, row in shown.sort_values("speed").groupby(level=0).last().iterrows():  # a file's faster way
+        axes.annotate(names[name], (row["x"], row["speed"]), (0, 8), textcoords="offset points", fontsize=8, ha="center")
     best = shown[shown["best"]].sort_values("x")
     axes.plot(best["x"], best["speed"], color=figures.GREEN, linewidth=1.2, zorder=0, label="nothing is faster and closer")
-    axes.set_xscale("log")
+    figures.log(axes, "x", write="{:.0e}".format)
     axes.set_ylim(bottom=0)
     axes.set(xlabel="KL divergence from the file with the most bits, nats (left is closer)", ylabel="tokens per second")
     quickest = table.loc[table["best"]].nlargest(1, "speed").iloc[0]
     axes.set_title(f"{quickest['speed']:.3g} tokens per second at {quickest['bits']:.1f} bits per weight")
     axes.legend(fontsize=8.5)
     return chart, axes
+
+
+def _short(names: list[str]) -> dict[str, str]:
+    """File name -> what of it no other name begins with, from a hyphen on."""
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False)) if len(names) > 1 else ()
+    alike = "".join(letters[0] for letters in same).rpartition("-")[0]
+    return {name: name.removeprefix(alike).strip("-").removesuffix(".gguf")[:28] for name in names}
 
 
 def _check_alike(files) -> None:
