@@ -113,8 +113,9 @@ def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(sourc
     with kit.open(source) as file:
         digest, code = measurements.digest_of(file), measurements.settings()
         key = {"digest": digest, "machine": measurements.machine_id(), "settings": code, "at": "2026-01-01"}
-        row = {"file": source.name, "bytes": 9, "bits": 8.5, "way": "int8", "speed": 32.5, "samples": [32.5, 55.0, 70.0], "bound": 3.0,
-               "gbps": 9.0, "kl": 0.0, "kl_error": 0.0, "same": 1.0, "memory": 9, "others": 0.0, "best": True}  # fmt: skip
+        row = {"file": source.name, "bytes": 9, "bits": 8.5, "way": "int8", "speed": 32.5, "bound": 3.0,
+               "samples": [32.5, 55.0, 70.0], "gbps": 9.0, "kl": 0.0, "kl_error": 0.0, "same": 1.0, "memory": 9, "others": 0.0,
+               "best": True}  # fmt: skip
         reading = measurements.Reading(BLOCKS_INT8.label, digest, (1 / 49, 1 / 50, 1 / 51), "s", code)
         measurements.of_run(tmp_path).add(reading)
         saved, recorded = tmp_path / "q.json", []
