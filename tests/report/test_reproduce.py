@@ -212,6 +212,18 @@ def test_a_table_goes_with_the_run_and_what_it_says_counts(notebooks, ran, tmp_p
         ran.clear()
 
 
+def test_a_page_that_shows_what_another_measured_runs_after_it(notebooks, ran, tmp_path):
+    """Page 09 told 32.9 ms of a way that page 07 had measured again, at 34.2."""
+    for name in ("06_other", "07_measures", "09_shows"):
+        notebooks.add(name, "1")
+    out = known_machine(tmp_path / "runs" / "1")
+    assert reproduce(notebooks.path, out, "--profile", "smoke").exit_code == 0
+    for changed, wanted in (("07_measures", ["07_measures", "09_shows"]), ("06_other", ["06_other"])):
+        ran.clear()
+        notebooks.add(changed, "1", "pass")
+        assert reproduce(notebooks.path, out, "--resume").exit_code == 0 and ran == wanted
+
+
 def test_a_resume_asks_for_the_memory_of_what_it_runs(notebooks, ran, tmp_path, monkeypatch):
     """The first page, which takes most, is finished: the run goes on with less."""
     for name in ("00_start_here", "01_small"):

@@ -19,6 +19,7 @@ from kit.system.files import sole_writer
 
 RESERVED = ("profile", "model", "out", "device")  # options of `kit reproduce`, so not to be set by -p
 READ_ALL = ("08",)  # the claims: their verdicts come from the records of every notebook
+READS = {"08": ("",), "09": ("07",)}  # notebook -> those whose measurements it shows: it runs again when one of them does
 KEPT = ("ipynb", "jsonl", "png")  # its page is rendered again and says where it comes from
 RUN_NO_MODEL = ("08", "09")  # the claims, and what needs no forward pass
 
@@ -78,11 +79,15 @@ def _stamp(model: str) -> list[tuple]:
 
 
 def pending(run: Run, jobs: list[Job]) -> list[Job]:
-    """Those of the jobs that have not ended well, or of which something changed since; with any of them, what reads the
-    records of all."""
+    """Those of the jobs that have not ended well, or of which something changed since, and those that show what one of them
+    measures (READS)."""
     ended = {name: row.digest for name, row in run.notebooks.items() if row.status == "ok"}
-    left = {job.name for job in jobs if ended.get(job.name) != job.digest} | run.outdated
-    return [job for job in jobs if job.name in left or (left and job.name.startswith(READ_ALL))]
+    return _with_readers({job.name for job in jobs if ended.get(job.name) != job.digest} | run.outdated, jobs)
+
+
+def _with_readers(left: set[str], jobs: list[Job]) -> list[Job]:
+    reads = {job.name: READS.get(job.name[:2], ()) for job in jobs}
+    return [job for job in jobs if job.name in left or any(name.startswith(reads[job.name]) for name in left)]
 
 
 def reuse(run: Run, jobs: list[Job]) -> None:
@@ -94,7 +99,7 @@ def reuse(run: Run, jobs: list[Job]) -> None:
             continue
         left = {job.name for job in pending(earlier, jobs)}
         run.busy_before = sorted(name for name in earlier.notebooks if name not in left and earlier.was_busy(name))
-        left |= {*run.busy_before}
+        left = {job.name for job in _with_readers(left | {*run.busy_before}, jobs)}
         whole = {job.name for job in jobs if (earlier.folder / f"{job.name}.ipynb").exists()}
         if kept := sorted(whole - left):
             files = [path for name in kept for kind in KEPT for path in earlier.folder.glob(f"{name}.{kind}")]
