@@ -12,7 +12,6 @@ QUOTIENTS = {  # column -> over / under, columns of its row; "@ x": of the row x
     "times no cache": "tok/s / tok/s @ no cache",
     "times a hit, a view": "ready and read / ready and read @ hit, a view",
     "times a hit, copied": "ready and read / ready and read @ hit, copied",
-    "first: none / this": "first @ none / first",
     "attention's share": "attention / total",
     "step": "seconds @ the row above / seconds",
     "times the bound": "seconds / bound",
@@ -25,6 +24,7 @@ QUOTIENTS = {  # column -> over / under, columns of its row; "@ x": of the row x
 OTHERWISE = {  # column that looks like a ratio -> why its row does not hold what it is of
     "gain by FLOPs, attention free": "1 / (1 - share); test_attention_page.py has it",
     "read again, times as fast": "a median of pairs, each relative to a copy in its minute; tests/test_written.py has it",
+    "as fast as none, by pairs": "a median of pairs in turn, as the verdict takes it; tests/test_cache_variants.py has it",
     "rms / std": "of all logits of two ways",
     "share of the columns": "what the row is about",
 }
