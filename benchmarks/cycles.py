@@ -1,4 +1,4 @@
-"""Cycles of 256 weights of one token by llvm-mca: the inner loops of the kit and of ggml (int8), for CPUs that are not here.
+"""Cycles of 256 weights of one token by llvm-mca: inner loops of the kit and of ggml (int8), for CPUs that this machine lacks.
 
 No CPU runs. LLVM compiles the kit's kernel for it, clang ggml's function (from the sdist of xllamacpp), and llvm-mca adds
 up what LLVM's model of the CPU says of the innermost loop: all data in the first-level cache, every branch foreseen. Where LLVM

@@ -9,7 +9,7 @@ import kit
 from benchmarks._files import cached_model
 from kit.gguf.trained import TRAINED
 from kit.lab import machine
-from kit.lab.costs.measured import between, measure_costs
+from kit.lab.costs.measured import Cost, measure_costs
 from kit.lab.costs.measured_ways import measure
 from kit.lab.costs.order import order_of
 from kit.lab.costs.ways import BLOCKS, Way, predict, used_tensors
@@ -52,10 +52,19 @@ def _rows(path, rounds):
             for group in ([BLOCKS], *groups):
                 seconds = {way: measure(way, file, order, _TOKENS).seconds for way in group}
                 after = measure_costs(file, order.names, dtypes=(DTYPE,))
-                costs, before = between(before, after), after
+                costs, before = _between(before, after), after
                 for way, took in seconds.items():
                     taken[way].append((predict(way, parts, order, costs, here).seconds, took))
     for way, pairs in taken.items():
         predicted, seconds = np.transpose(pairs)
         yield {"what": f"{path.stem[:24]}, {way.label}", "predicted": np.median(predicted), "seconds": np.median(seconds),
                "factor": np.median(predicted / seconds), "factors": [*(predicted / seconds)]}  # fmt: skip
+
+
+def _between(before: dict, after: dict) -> dict:
+    """Kind -> the mean of what its uses cost before and after something else."""
+
+    def mean(some, other):
+        return {how: (seconds + other[how]) / 2 for how, seconds in some.items()}
+
+    return {kind: Cost(*map(mean, vars(cost).values(), vars(after[kind]).values())) for kind, cost in before.items()}

@@ -1,4 +1,4 @@
-"""Triton's kernels by Triton's own ptxas, for GPUs that are not here: registers of a thread, and bytes of its stack (spills).
+"""Triton's kernels by Triton's own ptxas, for GPUs that this machine lacks: registers of a thread, bytes of its stack.
 
 No GPU runs. Attention on a GPU is torch's own.
 """

@@ -206,7 +206,7 @@ CASES = {  # a notebook joins by its row
             "fast_tile": 0.0005,
             "packed": lambda packed: packed // 2,
             "decoder_gbps": 77.0,
-            "live": lambda live: live.assign(**{"token, s": live["token, s"].to_numpy()[::-1], "bytes hit": -5.0}),
+            "live": lambda live: live.assign(**{"token, s": 1 / live["token, s"], "bytes hit": -5.0}),  # the slowest is fastest
         },
         warns="bytes hit: -500.0%",
         steady=dict.fromkeys((

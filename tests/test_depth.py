@@ -1,6 +1,7 @@
 """What a sequence takes by its length, and a token's time by depth and kind of layer."""
 
 import json
+from types import SimpleNamespace
 
 import family_files
 import model_files
@@ -10,9 +11,11 @@ from click.testing import CliRunner
 import kit
 from kit.lab.commands import cli
 from kit.lab.costs import depth
-from kit.lab.remembered import by_kind, contexts, held
+from kit.lab.remembered import by_kind, contexts, held, kind_of
 from kit.model.budget import divide
+from kit.model.hyperparameters import read_config
 from kit.model.kvcache import KV_TYPES
+from kit.trace import Span
 
 STATE = 215_040  # bytes of tiny-qwen35
 
@@ -90,14 +93,35 @@ def test_a_window_ends_the_growth(folder):
 def test_what_is_measured_adds_up(hybrid):
     with kit.open(hybrid) as file:
         rows = depth.measured(file, depths=(64, 16384))
-        more = depth.measured(file, depths=(64,), times=3.0)[0]
     assert [(row["positions"], row["by"]) for row in rows] == [(64, "measured"), (16384, "measured")]
-    for row in (*rows, more):
+    for row in rows:
         assert row["token"] == pytest.approx(row["attention"] + row["delta net"] + row[depth.REST])
         assert min(list(row.values())[2:]) > 0
-    assert rows[1]["attention"] > 3 * rows[0]["attention"], "256 times the positions"
     text = depth.table(rows).to_string()
     assert "64, measured" in text and "16,384, measured" in text
+
+
+def test_a_layer_that_represents_several_counts_as_often(hybrid, monkeypatch):
+    """Page 04 asked for it, and each layer counted once: 1 of 40 layers was compared with the least of all."""
+
+    class Step:
+        """A token of whose times all are known: 1 s of each kind of layer, 2 s of their products, 5 s outside the layers."""
+
+        def __init__(self, weights, linear, attention, positions, times, kv):
+            config = read_config(weights.file)
+            kinds = {kind_of(layer.mixer): number for number, layer in enumerate(config.layers)}
+            parts = [("attention", 1), ("delta net", 1)]
+            spans = [Span(what, "", kinds[what], 0, 0, 0, seconds * 10**9, "") for what, seconds in parts]
+            spans += [Span("linear", f"blk.{layer}.x.weight", layer, 0, 0, 0, 2 * 10**9, "") for layer in kinds.values()]
+            trace = SimpleNamespace(clear=lambda: None, spans=[*spans, Span("token", "", -1, 0, 0, 0, 11 * 10**9, "")])
+            self.model = SimpleNamespace(config=config, trace=trace, step=lambda *_: None)
+            self.cache, self.mark, self.times = SimpleNamespace(back_to=lambda _: None), None, times
+
+    monkeypatch.setattr(depth, "DecodeStep", Step)
+    with kit.open(hybrid) as file:
+        for times, rest in ((1.0, 5 + 4), (3.0, 5 + 3 * 4)):
+            (row,) = depth.measured(file, depths=(64,), times=times)
+            assert (row["attention"], row["delta net"], row[depth.REST]) == pytest.approx((times, times, rest))
 
 
 def test_generate_measures_it(hybrid):

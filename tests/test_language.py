@@ -136,7 +136,7 @@ def of_messages():
 AREAS = {
     "README": lambda: of_markdown(ROOT / "README.md"),
     "docs": lambda: of_markdown(*sorted(p for p in (ROOT / "docs").glob("*.md") if p.name not in GENERATED),
-                                ROOT / "runpod" / "README.md"),
+                                ROOT / "runpod" / "README.md", ROOT / "results" / "README.md", ROOT / "CHANGELOG.md"),
     "notebooks": of_notebooks,
     "pages": of_pages,
     "help": lambda: of_python((ROOT / "kit" / "lab" / "commands").glob("*.py"), documented=True),

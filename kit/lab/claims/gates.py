@@ -37,9 +37,10 @@ def _of(row: Record):
         yield f"{told} is above its bound of {format_quantity(row.upper, row.unit)} ({row.upper_source})"
 
 
-def across(rows: Iterable[Record]) -> list[str]:
-    """What the pages of one run say of one quantity and cannot both be true: two bounds of it, or a bound on one page that a
-    measurement on another beats. A notebook that only bounds a quantity records it as computed, LEAST before its name."""
+def across(rows: Iterable[Record]) -> list[tuple[str, str]]:
+    """(text, how) of what the pages of one run say of one quantity and cannot both be true. Two bounds of it are "counted"; a
+    bound on one page that a measurement on another beats is "measured". A notebook that only bounds a quantity records it as
+    computed, LEAST before its name."""
     bounds, measured, warnings = defaultdict(dict), defaultdict(dict), []
     for row in (row for row in rows if row.status == "ok"):
         key = row.quantity.removeprefix(LEAST), row.unit, str(row.parameters.get("device")), str(row.parameters.get("model"))
@@ -49,15 +50,14 @@ def across(rows: Iterable[Record]) -> list[str]:
             bounds[key].setdefault(row.notebook, least)
         if not computed:
             measured[key].setdefault(row.notebook, row.median)
-    for key, told in bounds.items():
-        (one, low), (other, high) = (end(told.items(), key=itemgetter(1)) for end in (min, max))
+    for key, least in bounds.items():
+        (one, low), (other, high) = (end(least.items(), key=itemgetter(1)) for end in (min, max))
         told_high = format_quantity(high, key[1])
         if high > NOISE * low:
-            warnings.append(
-                f"{key[0]} is at least {format_quantity(low, key[1])} on {one} and {told_high} on {other}: two bounds"
-            )
-        warnings += [
-            f"{key[0]} takes {format_quantity(value, key[1])} on {name} and at least {told_high} on {other}: the bound is wrong"
-            for name, value in measured[key].items() if name != other and NOISE * value < high
-        ]  # fmt: skip
+            told_low = format_quantity(low, key[1])
+            warnings.append((f"{key[0]} is at least {told_low} on {one} and {told_high} on {other}: two bounds", "counted"))
+        for name, value in measured[key].items():
+            if name != other and NOISE * value < high:
+                told = f"takes {format_quantity(value, key[1])} on {name} and at least {told_high} on {other}"
+                warnings.append((f"{key[0]} {told}: the bound is wrong", "measured"))
     return warnings

@@ -183,7 +183,7 @@ class Session:
     def gate(self, holds: bool, text: str, how: str = "counted") -> bool:
         """Show ``text`` as a warning, here and on top of the page, unless the condition holds: what must be so for the page to
         be right, such as every way equal to float32. `kit reproduce` lists the warnings. ``how``: "measured" where other
-        processes can break it, for it compares times. Returns ``holds``."""
+        processes can break it, because it compares times. Returns ``holds``."""
         if not holds:
             from IPython.display import HTML, display  # no command needs it
 

@@ -56,9 +56,8 @@ def measured(
     config, rows = kit.Transformer(kit.Weights(file)).config, []
     for depth in depths_of(config, depths):
         if held(config, depth)["kv"][kv] <= _MOST:
-            rows.append(
-                {"positions": depth, "by": "measured"} | _parts(DecodeStep(kit.Weights(file), linear, "fused", depth, kv=kv))
-            )
+            step = DecodeStep(kit.Weights(file), linear, "fused", depth, times, kv)
+            rows.append({"positions": depth, "by": "measured"} | _parts(step))
     return rows
 
 

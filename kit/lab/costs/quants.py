@@ -180,7 +180,8 @@ def figure(table: pd.DataFrame):
     axes.set_ylim(bottom=0)
     axes.set(xlabel="KL divergence from the file with the most bits, nats (left is closer)", ylabel="tokens per second")
     quickest = table.loc[table["best"]].nlargest(1, "speed").iloc[0]
-    axes.set_title(f"{quickest['speed']:.3g} tokens per second at {quickest['bits']:.1f} bits per weight")
+    told = f"{quickest['speed']:.3g} tokens per second at {quickest['bits']:.1f} bits per weight"
+    axes.set_title(f"{told}, with KL {format_kl(quickest['kl'], quickest['kl_error'])} nats")  # no speed without its loss
     axes.legend(fontsize=8.5)
     return chart, axes
 

@@ -260,7 +260,7 @@ def of_run(lab, shares=(1.0, 0.75, 0.53), swap: bool = False, **arguments) -> pd
         try:
             samples = lab.once(quantity, "s", lambda share=share, way=way: measure()[share][way])
         except Killed as killed:
-            lab.gate(False, str(killed))
+            lab.gate(False, str(killed), "measured")  # other processes take memory, too
             break
         rows += [(share, way, number, seconds, gib, where) for number, seconds in enumerate(samples)]
     return pd.DataFrame(rows, columns=["share", "way", "inference", "seconds", "gib", "how"])

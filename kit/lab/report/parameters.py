@@ -49,7 +49,7 @@ def _finite(text: str) -> float:
 
 def from_here(text: str) -> str:
     """``text`` (NAME=VALUE) as a notebook takes it, which works in the folder of its run: a file of this folder by its absolute
-    path, but a table (.json) by its name alone, for the run keeps a copy (``tables``)."""
+    path, but a table (.json) by its name alone, because the run keeps a copy (``tables``)."""
     name, sign, value = text.partition("=")
     return name + sign + ",".join(map(_seen_from_elsewhere, value.split(",")))
 
