@@ -161,6 +161,7 @@ def run(cpu):
 if MODE != "emulate":
     run(*CPU or ["plain"])
     sys.exit()
+assert len(os.listdir("/proc/self/task")) <= 2, "a fork beside a thread may hang; QEMU has one of its own"
 for cpu in CPU:  # imports take longer than what they are for
     if not os.fork():
         os.environ["NUMBA_CACHE_DIR"], tasks._setting = str(FOLDER / cpu), lambda cpu=cpu: (cpu,)

@@ -56,9 +56,9 @@ def inputs(folder):
 
 def _run(python, mode, *arguments):
     path = os.pathsep.join([str(ROOT), str(Path(kit.__file__).parents[1])])
-    done = subprocess.run(
-        [python, WORKER, mode, *arguments], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
-    )
+    # QEMU hung for good in a child that was forked beside a thread of OpenBLAS
+    environment = os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([python, WORKER, mode, *arguments], env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
