@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import triton
 
 from benchmarks._gpu_compile import HOPPER, Compiled, compile_for
-from kit.codec.rans import LOWER
-from kit.codec.triton_kernels import finish_kernel, rans_kernel
 from kit.cuda.dequantize_kernel import WEIGHTS_A_PROGRAM, dequantize_kernel
 from kit.cuda.formats import constants_of
 from kit.cuda.gemv import STEP_WORDS, blocks_kernel, floats_kernel, norm_kernel, pack_kernel, rows_of_a_program
+from kit.cuda.tile_decoder import finish_kernel, rans_kernel
 from kit.gguf.formats import DTYPES, FORMATS
+from kit.gguf.tile_coding import LOWER
 
 _POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 _STORED = {"F32": "*fp32", "F16": "*fp16", "BF16": "*bf16", "I8": "*i8"}

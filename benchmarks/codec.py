@@ -6,8 +6,8 @@ import torch
 import zstandard
 
 import kit.codec
-from kit.codec import rans
 from kit.codec.codings import quantize
+from kit.codec.encoder import entropy as entropy_of
 from kit.lab import measure
 
 TILES = 128
@@ -35,7 +35,7 @@ def run(samples: int = 7) -> pd.DataFrame:
         "decode": lambda: [unpacker.decompress(piece) for piece in packed],
         "encode": lambda: [packer.compress(piece) for piece in pieces],
     }
-    entropy = rans.entropy(np.bincount(matrix.view(np.uint8).ravel(), minlength=256))
+    entropy = entropy_of(np.bincount(matrix.view(np.uint8).ravel(), minlength=256))
     rows = [{"profile": "entropy of order 0", "coder": "", "bits": entropy}]
     for profile, decoders in CODERS.items():
         tiles = kit.codec.encode(matrix, profile)

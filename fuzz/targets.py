@@ -216,7 +216,6 @@ def _tokenizer_seeds():
     more = {
         "llama": {"scores": scores}, "gpt2": {"pre": "llama-bpe", "merges": ["h e", "l l", "he ll"]},
         "gemma4": {"merges": ["h e"]}, "t5": {"scores": scores, "precompiled_charsmap": charsmap},
-        "bert": {"normalizer.lowercase": False, "seperator_token_id": 2}, "rwkv": {},
     }  # fmt: skip
     for kind, own in more.items():
         keys = {f"tokenizer.ggml.{key}": value for key, value in ({"model": kind} | common | own).items()}
@@ -225,7 +224,7 @@ def _tokenizer_seeds():
 
 def _tokenizer(data: bytes) -> None:
     import kit
-    from kit.model.chat import chat
+    from kit.lab.chat import chat
     from kit.model.tokenizer import tokenizer_of
 
     with kit.open(_file(data, "tokenizer.gguf")) as file:
@@ -251,7 +250,7 @@ TARGETS = {
     "tokenizer": Target(
         _tokenizer_seeds,
         _tokenizer,
-        ("kit.gguf.keys", *(f"kit.model.{name}" for name in ("special_tokens", "vocabulary", "tokenizer", "bytepair", "chat"))),
+        ("kit.gguf.keys", "kit.lab.chat", *map("kit.model.{}".format, "special_tokens vocabulary tokenizer bytepair".split())),
     ),
     "text": Target(lambda: ["Hello, wörld 123 \n\n 漢字🙂".encode()], _text, ("kit.model.tokenizer",)),
 }

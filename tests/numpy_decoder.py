@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from kit.codec import rans
 from kit.codec.decoders import DECODERS
-from kit.codec.rans import SLOT_BITS, SLOTS
-from kit.codec.streams import SHORT, check_states, read_states
+from kit.cpu.tiles import rans
+from kit.cpu.tiles.states import check_states, read_states
+from kit.gguf.tile_coding import SHORT, SLOT_BITS, SLOTS
 
 DECODERS["numpy"] = (__name__, "abreast", 256)  # kit.codec.decode finds it by that name
 

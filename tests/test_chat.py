@@ -12,8 +12,8 @@ from vocabularies import listed_file
 
 import kit
 from kit.errors import KitWarning, ModelError
+from kit.lab import chat
 from kit.lab.commands.cli import main
-from kit.model import chat
 from kit.model.special_tokens import _ENDS, _FILL
 from kit.model.tokenizer import tokenizer_of
 

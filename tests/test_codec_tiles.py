@@ -7,10 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kit.codec
-from kit.codec import PROFILES, CodecProfile, Tiles, predictors, rans
-from kit.codec.tiles import checksum
+from kit.codec import PROFILES, CodecProfile, Tiles
+from kit.codec.encoder import entropy
 from kit.cpu.simd.tiers import available, tier
+from kit.cpu.tiles import normalize, predictors
+from kit.cpu.tiles.finishing import checksum
 from kit.errors import CodecError
+from kit.gguf.tile_coding import MOST, PREDICTORS, SLOTS
 
 REPORTED = CodecProfile(("left2",), 1, 8, True, tile_rows=16, tile_columns=32)
 CPU = ("python", "scalar-linear", "scalar-binary", "scalar-table", "numpy", "interleaved", "simd")
@@ -67,7 +70,7 @@ def test_the_python_decoder_on_a_whole_tile():
     assert np.array_equal(kit.codec.decode(kit.codec.encode(matrix), "python"), matrix)
 
 
-@given(matrices(), st.sampled_from(predictors.PREDICTORS))
+@given(matrices(), st.sampled_from(PREDICTORS))
 @settings(max_examples=30, deadline=None)
 def test_predictors_are_differences(matrix, name):
     """Against numpy's own differences, modulo 256; and undone exactly."""
@@ -75,9 +78,9 @@ def test_predictors_are_differences(matrix, name):
     left = np.diff(wide, axis=1, prepend=0)
     right = {"none": wide, "left": left, "left2": np.diff(left, axis=1, prepend=0), "up": np.diff(wide, axis=0, prepend=0)}
     residuals = np.empty(matrix.size, np.uint8)
-    predictors.apply(matrix, predictors.PREDICTORS.index(name), residuals)
+    predictors.apply(matrix, PREDICTORS.index(name), residuals)
     assert np.array_equal(residuals, (right[name] % 256).astype(np.uint8).ravel())
-    predictors.undo(residuals, predictors.PREDICTORS.index(name), *matrix.shape)
+    predictors.undo(residuals, PREDICTORS.index(name), *matrix.shape)
     assert np.array_equal(residuals.view(np.int8), matrix.ravel())
 
 
@@ -85,8 +88,8 @@ def test_predictors_are_differences(matrix, name):
 @settings(max_examples=50, deadline=None)
 def test_frequencies_sum_to_the_slots_and_keep_every_symbol(counts):
     counts = np.array(counts)
-    frequencies = rans.normalize(counts)
-    assert frequencies.sum() == rans.SLOTS and frequencies.max() <= rans.MOST
+    frequencies = normalize(counts)
+    assert frequencies.sum() == SLOTS and frequencies.max() <= MOST
     assert (frequencies[counts > 0] > 0).all()
 
 
@@ -103,7 +106,7 @@ def test_size_against_the_entropy(sigma, overhead):
     else:
         weights = np.random.default_rng(0).standard_normal((1024, 2048))
         matrix = np.rint(weights / np.abs(weights).max(axis=1, keepdims=True) * 127).astype(np.int8)
-    bits = rans.entropy(np.bincount(matrix.view(np.uint8).ravel(), minlength=256))
+    bits = entropy(np.bincount(matrix.view(np.uint8).ravel(), minlength=256))
     size = kit.codec.encode(matrix).nbytes * 8 / matrix.size
     assert bits < size < bits * (1 + overhead)
 
@@ -155,7 +158,7 @@ def test_names_that_are_not_known():
 
 @pytest.mark.parametrize("name", available())
 def test_simd_on_every_tier_of_this_cpu(name, monkeypatch):
-    monkeypatch.setattr("kit.codec.simd.tier", lambda: tier(name))
+    monkeypatch.setattr("kit.cpu.tiles.vector.tier", lambda: tier(name))
     for shape, lanes in (((300, 290), 128), ((40, 77), 16), ((5, 3), 64)):
         matrix = gaussian(*shape)
         tiles = kit.codec.encode(matrix, CodecProfile(("none",), lanes, 16, False))

@@ -15,7 +15,6 @@ from numba import njit, types
 from numba.core.bytecode import FunctionIdentity
 from numba.core.serialize import dumps
 
-from kit.codec import rans
 from kit.cpu import simd, tasks
 from kit.cpu.simd import isa, tiers, vectors
 from kit.cpu.simd.isa import bfloat_to_float, dot4, float_to_bfloat, half_to_float, lookup
@@ -46,6 +45,7 @@ from kit.cpu.simd.vectors import (
     u8x64,
     u16x16,
 )
+from kit.cpu.tiles import normalize, rans
 from kit.errors import KitError
 
 TIERS = [Static(name) for name in simd.available()]
@@ -259,7 +259,7 @@ def test_a_changed_primitive_makes_cached_kernels_stale(tmp_path):
     (tmp_path / "kernel.py").write_text("2")
     vectors.source_stamp.cache_clear()
     assert vectors.source_stamp(tmp_path) != before
-    assert rans.normalize._cache._cache_file._source_stamp == vectors.source_stamp(Path(rans.__file__).parent)
+    assert normalize._cache._cache_file._source_stamp == vectors.source_stamp(Path(rans.__file__).parent)
 
 
 def test_a_task_is_compiled_once_and_anew_when_its_source_or_its_file_changed(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vocabularies import TEXT, TEXTS, byte_pair_file, rwkv_file, sentence_piece_file, unigram_file, word_piece_file
+from vocabularies import TEXT, TEXTS, byte_pair_file, sentence_piece_file, unigram_file
 
 import kit
 from kit.errors import TokenizerError
@@ -30,8 +30,6 @@ KINDS = {
     "t5": unigram_file,
     "t5, spaces merged": partial(unigram_file, remove_extra_whitespaces=True),
     "t5, as it is": partial(unigram_file, charsmap=False, add_space_prefix=False, add_eos_token=False),
-    "bert": word_piece_file,
-    "rwkv": rwkv_file,
 }
 
 

@@ -66,11 +66,11 @@ def fused(blocks, x, gate, weight, residual, factor):
 def tiles(serial, on_device):
     """The matrix, or the text of the CodecError."""
     from kit import codec
-    from kit.codec import triton
     from kit.codec.triton import decode_on_device, upload
+    from kit.cuda import tile_decoder
     from kit.errors import CodecError
 
-    triton.TOUCHED_TILES = 256 * on_device  # one of the two ways fetches streams before it decodes, the other does not
+    tile_decoder.TOUCHED_TILES = 256 * on_device  # one of the two ways fetches streams before it decodes, the other does not
     loaded = codec.Tiles.from_bytes(serial, "w")
     try:
         if on_device:

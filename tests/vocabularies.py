@@ -128,31 +128,12 @@ def unigram_file(path, special=("<|eot|>", "<tool>"), charsmap=True, **keys):
     return _write(path, keys, tokens, [3, 3, 2, 3, 4] + [1] * len(pieces))
 
 
-def word_piece_file(path, special=("<|eot|>", "<tool>"), **keys):
-    """A bert tokenizer: characters, and the beginnings and ends of words."""
-    words = sorted({*"".join(c if c.isalnum() else " " for c in TEXT.lower()).split()})
-    parts = {part for word in words[::2] for part in ("▁" + word[:4], word[4:], "▁" + word[:1], word[-2:])}
-    parts |= {mark + character for mark in ("▁", "") for character in "abcdefghijklmnopqrstuvwxyz0123456789.,!?$<>漢字"}
-    pieces = sorted(parts - {""})
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *special, *pieces]
-    named = {"unknown_token_id": 1, "bos_token_id": 2, "seperator_token_id": 3, "padding_token_id": 0, "mask_token_id": 4}
-    return _write(path, {"model": "bert"} | named | keys, tokens, [3, 2, 3, 3, 3, 3, 4] + [1] * len(pieces))
-
-
 def listed_file(path, texts, **keys):
     """A llama tokenizer of bytes, lower-case letters and ``texts``, which are normal tokens."""
     first = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"abcdefghijklmnopqrstuvwxyz▁"]
     tokens = [*first, *_new(texts, first)]
     keys = {"model": "llama", "scores": [0.0] * len(tokens)} | keys
     return _write(path, keys, tokens, [2, 3, 3] + [6] * 256 + [1] * (len(tokens) - 259))
-
-
-def rwkv_file(path, **keys):
-    """An rwkv tokenizer: every byte, and some words."""
-    words = sorted({*TEXT.split(), " the", "\n\n", "    "} - {""})
-    texts = ["<s>", *(repr(bytes([byte]))[2:-1] for byte in range(256)), *(repr(word.encode())[2:-1] for word in words)]
-    texts = [text for text in dict.fromkeys(texts) if text not in ("\\'",)]
-    return _write(path, {"model": "rwkv"} | keys, texts, [3] + [1] * (len(texts) - 1))
 
 
 def _write(path, keys, tokens, types):

@@ -1,7 +1,7 @@
 """The decoders by name, and the steps that they share: predictor, checksum, threads.
 
 A decoder is a function ``(streams: Streams, first, last, residuals, status)``. For each tile from first up to last it
-writes the residuals to ``residuals[tile - first]`` (uint8, room for a whole tile) and a status (kit.codec.streams) to
+writes the residuals to ``residuals[tile - first]`` (uint8, room for a whole tile) and a status (kit.gguf.tile_coding) to
 ``status[tile - first]``. For any bytes it terminates, and reads only from ``begin`` up to ``end + READ_AHEAD``.
 """
 
@@ -12,21 +12,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from kit.codec import predictors
-from kit.codec.streams import LONG, SHORT, STATE, streams_of
-from kit.codec.tiles import Tiles, checksum
-from kit.cpu.simd.vectors import jit
+from kit.codec.tiles import Tiles, streams_of
+from kit.cpu.tiles import finish
 from kit.errors import CodecError, known
+from kit.gguf.tile_coding import LONG, SHORT, STATE
 from kit.system import after_fork
 
 # name -> (module, function, tiles of one call); imported at first use.
 DECODERS = {
-    "python": ("kit.codec.scalar", "python", 1),
-    "scalar-linear": ("kit.codec.scalar", "linear", 8),
-    "scalar-binary": ("kit.codec.scalar", "binary", 8),
-    "scalar-table": ("kit.codec.scalar", "table", 8),
-    "interleaved": ("kit.codec.scalar", "interleaved", 16),
-    "simd": ("kit.codec.simd", "decode_simd", 16),
+    "python": ("kit.cpu.tiles.scalar", "python", 1),
+    "scalar-linear": ("kit.cpu.tiles.scalar", "linear", 8),
+    "scalar-binary": ("kit.cpu.tiles.scalar", "binary", 8),
+    "scalar-table": ("kit.cpu.tiles.scalar", "table", 8),
+    "interleaved": ("kit.cpu.tiles.scalar", "interleaved", 16),
+    "simd": ("kit.cpu.tiles.vector", "decode_simd", 16),
     "triton": ("kit.codec.triton", "decode_tiles", 4096),
 }
 
@@ -56,7 +55,7 @@ def decode(tiles: Tiles, decoder: str = "interleaved", out=None, threads: int = 
         run(streams, first, last, residuals, status)
         for i in np.flatnonzero(status):
             raise tiles.error(first + int(i), f"{REASONS[int(status[i])]} (decoder {decoder})")
-        wrong = _finish(residuals, tiles.layout, tiles.checksums, first, last, out)
+        wrong = finish(residuals, tiles.layout, tiles.checksums, first, last, out)
         if wrong >= 0:
             raise tiles.error(wrong, f"the checksum of its values differs (decoder {decoder})")
 
@@ -93,22 +92,3 @@ def find(decoder: str):
     """(function, tiles of one call) of a decoder; CodecError lists the known names."""
     module, function, at_a_time = known("decoder", decoder, DECODERS, CodecError)
     return getattr(importlib.import_module(module), function), at_a_time
-
-
-@jit
-def _finish(residuals, layout, checksums, first, last, out):
-    """Undo the predictor, compare the checksum and copy each tile into ``out``; the first tile that differs, or -1."""
-    across = -(-layout.columns // layout.tile_columns)
-    for tile in range(first, last):
-        row, column = tile // across * layout.tile_rows, tile % across * layout.tile_columns
-        height = min(layout.tile_rows, layout.rows - row)
-        width = min(layout.tile_columns, layout.columns - column)
-        values = residuals[tile - first, : height * width]
-        predictors.undo(values, layout.predictor, height, width)
-        if checksum(values) != checksums[tile]:
-            return tile
-        for i in range(height):
-            line = out[row + i]
-            for j in range(width):
-                line[np.uint64(column + j)] = values[np.uint64(i * width + j)]  # unsigned: Numba adds no test for negatives
-    return -1

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kit.codec import predictors, rans
-from kit.codec.predictors import PREDICTORS
-from kit.codec.rans import LOWER
-from kit.codec.tiles import ALIGNMENT, READ_AHEAD, Layout, Tiles, checksum
-from kit.cpu.simd.vectors import jit
+from kit.codec.tiles import READ_AHEAD, Layout, Tiles
+from kit.cpu import tiles as compiled
 from kit.errors import CodecError, known
+from kit.gguf.tile_coding import LOWER, PREDICTORS
 
 _TASK_TILES = 64  # tiles that one task encodes
 
@@ -59,9 +57,9 @@ def encode(matrix, profile: str | CodecProfile = "kit", name: str = "matrix", th
     tiles = candidates[0].grid[0] * candidates[0].grid[1]
     parts = [(first, min(first + _TASK_TILES, tiles)) for first in range(0, tiles, _TASK_TILES)]
     with ThreadPoolExecutor(threads) as pool:
-        counts = [sum(pool.map(lambda part, c=c: _count(matrix, c, *part), parts)) for c in candidates]
-        best = min(range(len(candidates)), key=lambda i: rans.entropy(counts[i]))
-        layout, table = candidates[best], rans.normalize(counts[best])[None]
+        counts = [sum(pool.map(lambda part, c=c: compiled.count(matrix, c, *part), parts)) for c in candidates]
+        best = min(range(len(candidates)), key=lambda i: entropy(counts[i]))
+        layout, table = candidates[best], compiled.normalize(counts[best])[None]
         tables = np.repeat(table, tiles, axis=0) if profile.table_a_tile else table
         checksums, lengths = np.empty(tiles, np.uint32), np.empty(tiles, np.uint32)
         unit = f"u{layout.unit_bits // 8}"
@@ -69,73 +67,14 @@ def encode(matrix, profile: str | CodecProfile = "kit", name: str = "matrix", th
 
         def code(part):
             room = np.empty(most, unit)
-            return _encode_tiles(matrix, layout, LOWER[layout.unit_bits], room, tables, checksums, lengths, *part)
+            return compiled.encode(matrix, layout, LOWER[layout.unit_bits], room, tables, checksums, lengths, *part)
 
         streams = list(pool.map(code, parts))
     return Tiles(layout, tables, checksums, lengths, np.concatenate([*streams, np.zeros(READ_AHEAD, np.uint8)]), name)
 
 
-@jit
-def _cut(matrix, layout, tile):
-    """A tile as a view of the matrix."""
-    across = -(-layout.columns // layout.tile_columns)
-    row, column = tile // across * layout.tile_rows, tile % across * layout.tile_columns
-    return matrix[row : row + layout.tile_rows, column : column + layout.tile_columns]
-
-
-@jit
-def _histogram(symbols, counts):
-    four = np.zeros((4, 256), np.int64)  # equal neighbors increment different counters, which avoids waiting for the store
-    for i in range(symbols.size):
-        four[i & 3, symbols[i]] += 1
-    counts += four.sum(axis=0)
-
-
-@jit
-def _count(matrix, layout, first, last):
-    """Counts of each residual in the tiles from first up to last (exclusive), (256,) int64."""
-    counts = np.zeros(256, np.int64)
-    residuals = np.empty(layout.tile_rows * layout.tile_columns, np.uint8)
-    for tile in range(first, last):
-        values = _cut(matrix, layout, tile)
-        predictors.apply(values, layout.predictor, residuals)
-        _histogram(residuals[: values.size], counts)
-    return counts
-
-
-@jit
-def _encode_tiles(matrix, layout, lower, units, tables, checksums, lengths, first, last):
-    """Code the tiles from first up to last; returns their streams, each padded to ALIGNMENT, (bytes,) uint8.
-
-    Writes `checksums` and `lengths`, and `tables` if each tile has one. `units`: working memory for one tile's units.
-    """
-    symbols_of_tile = np.empty(layout.tile_rows * layout.tile_columns, np.uint8)
-    states = np.empty(layout.lanes, np.uint32)
-    streams, end = np.zeros((last - first) * (4 * layout.lanes + units.nbytes + ALIGNMENT), np.uint8), 0
-    for tile in range(first, last):
-        values = _cut(matrix, layout, tile)
-        symbols = symbols_of_tile[: values.size]
-        predictors.apply(values, predictors.NONE, symbols)
-        checksums[tile] = checksum(symbols)
-        if layout.predictor != predictors.NONE:
-            predictors.apply(values, layout.predictor, symbols)
-        if len(tables) > 1:
-            counts = np.zeros(256, np.int64)
-            _histogram(symbols, counts)
-            tables[tile] = rans.normalize(counts)
-        frequencies = tables[tile % len(tables)]
-
-        states[:] = lower
-        coded = symbols.size
-        if layout.unit_bits == 16:
-            coded = max(0, symbols.size - 2 * layout.lanes)
-            for i in range(coded, symbols.size):
-                states[(i - coded) // 2] |= np.uint32(symbols[i]) << np.uint32(8 * ((i - coded) % 2))
-        begin = rans.encode_symbols(
-            symbols[:coded], frequencies, rans.first_slots(frequencies), layout.unit_bits, lower, states, units
-        )
-        lengths[tile] = states.nbytes + units[begin:].nbytes
-        streams[end : end + states.nbytes] = states.view(np.uint8)
-        streams[end + states.nbytes : end + lengths[tile]] = units[begin:].view(np.uint8)
-        end += (lengths[tile] + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-    return streams[:end]
+def entropy(counts) -> float:
+    """Order-0 entropy of counts (256,), bits a symbol: the lower bound of codes that ignore neighboring values."""
+    p = np.asarray(counts, np.float64)
+    p = p[p > 0] / p.sum()
+    return float(-(p * np.log2(p)).sum())

@@ -21,13 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kit.codec.predictors import PREDICTORS
-from kit.codec.rans import MOST, SLOT_BITS, SLOTS
-from kit.cpu.simd.vectors import jit
 from kit.errors import CodecError
+from kit.gguf.tile_coding import ALIGNMENT, LOWER, MOST, PREDICTORS, SLOT_BITS, SLOTS, Streams
 
 TILE_VALUES = 1 << 16  # values of a tile at most: bounds the memory that a damaged header can ask for
-ALIGNMENT = 16
 READ_AHEAD = 512  # bytes past the end of a stream that a decoder may read: two steps of 128 lanes
 _FIELDS = (
     "magic S4, version <u2, unit_bits u1, slot_bits u1, lanes <u2, predictor u1, reserved u1, rows <u4, columns <u4, "
@@ -186,17 +183,18 @@ def _streams_at(tables: int, tiles: int) -> int:
     return int(_aligned(HEADER.itemsize + 512 * tables + 8 * tiles))
 
 
-@jit
-def checksum(values):
-    """Sum of v[i] * (2 i + 1) modulo 2^32 over the 32-bit words (the last padded with zeros) of values (n,) uint8.
+def streams_of(tiles: Tiles) -> Streams:
+    """The streams of `tiles`."""
+    unit = tiles.layout.unit_bits // 8
+    begin = tiles.starts // unit
+    end = begin + tiles.lengths.astype(np.int64) // unit
+    values = tiles.sizes.prod(axis=1)
+    arrays = (tiles.streams.view(f"u{unit}"), begin, end, np.maximum(0, values - tiles.layout.tail), values, tiles.frequencies)
+    return Streams(*map(frozen, arrays), tiles.layout.lanes, LOWER[tiles.layout.unit_bits])
 
-    The factors are odd, so every change within one word changes the sum; and the terms can be added in any order.
-    """
-    words = values[: values.size // 4 * 4].view(np.uint32)
-    total = np.uint32(0)
-    for i in range(words.size):
-        total = np.uint32(total + np.uint32(words[i] * np.uint32(2 * i + 1)))
-    rest = np.uint32(0)
-    for j in range(words.size * 4, values.size):
-        rest |= np.uint32(values[j]) << np.uint32(8 * (j % 4))
-    return np.uint32(total + np.uint32(rest * np.uint32(2 * words.size + 1)))
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    """A read-only view, so that Numba compiles one kernel for arrays in memory and in mapped files."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -8,18 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import triton
 
-from kit.codec import rans
 from kit.codec.decoders import REASONS
-from kit.codec.streams import Streams, streams_of
-from kit.codec.tiles import Tiles
-from kit.codec.triton_kernels import finish_kernel, rans_kernel
+from kit.codec.tiles import Tiles, streams_of
+from kit.cuda import tile_decoder
 from kit.cuda.device import DEVICE, pinned, require
 from kit.errors import CodecError
-
-_FINISH_VALUES = 4096  # values of a tile that finish_kernel holds in registers
-TOUCHED_TILES = 256  # up to two tiles a multiprocessor of an H200, streams are loaded into the cache before decoding
+from kit.gguf.tile_coding import LOWER
 
 require("decoder 'triton'", "'simd' or 'interleaved'", CodecError)
 
@@ -29,28 +24,18 @@ class DeviceTiles(NamedTuple):
 
     tiles: Tiles
     units: torch.Tensor  # (units,) uint8 or uint16
-    begin: torch.Tensor  # (tiles,) int64, as in Streams
-    end: torch.Tensor
-    coded: torch.Tensor
-    values: torch.Tensor
-    slots: torch.Tensor  # (1 or tiles, 4096) uint32
+    index: tuple[torch.Tensor, ...]  # of tile_decoder.index
 
     @property
     def nbytes(self) -> int:
         """Bytes on the device."""
-        return sum(part.nbytes for part in self[1:])
+        return sum(part.nbytes for part in (self.units, *self.index))
 
 
 def upload(tiles: Tiles) -> DeviceTiles:
     """Copy ``tiles`` to the device through pinned memory, on the current CUDA stream, without waiting."""
     streams = streams_of(tiles)
-    return DeviceTiles(tiles, _to_device(streams.units), *index_on_device(streams))
-
-
-def index_on_device(streams: Streams) -> tuple[torch.Tensor, ...]:
-    """begin, end, coded, values and slots of DeviceTiles, which stay on the device when streams are copied at every use."""
-    slots = np.stack([rans.slot_table(frequencies) for frequencies in streams.frequencies])
-    return tuple(map(_to_device, (streams.begin, streams.end, streams.coded, streams.values, slots)))
+    return DeviceTiles(tiles, _to_device(streams.units), tile_decoder.index(streams))
 
 
 def _to_device(array: np.ndarray) -> torch.Tensor:
@@ -64,7 +49,8 @@ def decode_tiles(streams, first, last, residuals, status):
         parts["frequencies"] = streams.frequencies[first:last]
     into = torch.zeros(residuals.shape, dtype=torch.uint8, device=DEVICE)
     outcome = torch.empty(last - first, dtype=torch.uint8, device=DEVICE)
-    _launch(_to_device(streams.units), *index_on_device(streams._replace(**parts)), into, outcome, streams.lanes, streams.lower)
+    index = tile_decoder.index(streams._replace(**parts))
+    tile_decoder.launch(_to_device(streams.units), index, into, outcome, streams.lanes, streams.lower)
     residuals[...] = into.cpu().numpy()
     status[...] = outcome.cpu().numpy()
 
@@ -89,12 +75,8 @@ def start(loaded: DeviceTiles, out: torch.Tensor | None = None, outcome=None) ->
     room = layout.tile_rows * layout.tile_columns
     residuals = torch.empty((len(tiles), room), dtype=torch.uint8, device=out.device)
     outcome = torch.empty((2, len(tiles)), dtype=torch.uint32, device=out.device) if outcome is None else outcome
-    _launch(*loaded[1:], residuals, outcome[0], layout.lanes, rans.LOWER[layout.unit_bits])
-    width = triton.next_power_of_2(layout.tile_columns)
-    finish_kernel[(len(tiles),)](
-        residuals, outcome[1], out, room, layout.rows, layout.columns, layout.tile_rows, layout.tile_columns,
-        PREDICTOR=layout.predictor, HEIGHT=max(1, _FINISH_VALUES // width), WIDTH=width, num_warps=4,
-    )  # fmt: skip
+    lower, finish = LOWER[layout.unit_bits], (layout, outcome[1], out)
+    tile_decoder.launch(loaded.units, loaded.index, residuals, outcome[0], layout.lanes, lower, finish)
     return out, outcome
 
 
@@ -105,12 +87,3 @@ def check(tiles: Tiles, outcome: np.ndarray) -> None:
         raise tiles.error(int(tile), f"{REASONS[int(status[tile])]} (decoder triton)")
     for tile in np.flatnonzero(sums != tiles.checksums)[:1]:
         raise tiles.error(int(tile), "the checksum of its values differs (decoder triton)")
-
-
-def _launch(units, begin, end, coded, values, slots, residuals, status, lanes, lower):
-    threads = min(lanes, 32)
-    rans_kernel[(len(begin),)](
-        units, begin, end, coded, values, slots, residuals, status, residuals.shape[1],
-        slots.shape[1] if len(slots) > 1 else 0, THREADS=threads, EACH=lanes // threads,
-        UNIT_BITS=8 * units.itemsize, LOWER=lower, TOUCH=len(begin) <= TOUCHED_TILES, num_warps=1,
-    )  # fmt: skip

@@ -36,7 +36,7 @@ many to a scale; "digits" are the bytes of an activation, as activations.py defi
 
 The rest of a token is in norm.py, elementwise.py (activation, RoPE, sums), history.py (keys and values), attention.py, and of
 layers that hold a state instead of positions in recurrent.py (delta net, Mamba-2) and convolution.py (their short convolution);
-buffers.py keeps memory for dequantized tensors, rans.py decodes compressed ones (kit/codec).
+buffers.py keeps memory for dequantized tensors, tiles/ decodes compressed ones (kit/codec).
 simd/ has the vectors, and the tiers: what instructions a CPU has.
 """
 

@@ -111,7 +111,8 @@ def source_stamp(folder: Path) -> str:
     """A digest of the sources from which a kernel in ``folder`` is compiled."""
     here = Path(__file__).parent
     sources = {path for place in (here, here / "simd", folder) for path in place.glob("*.py")}
-    return _digest(*(source.read_text("utf-8") for source in sorted(sources | {here.parent / "gguf" / "formats.py"})))
+    sources |= {here.parent / "gguf" / name for name in ("formats.py", "tile_coding.py")}
+    return _digest(*(source.read_text("utf-8") for source in sorted(sources)))
 
 
 @functools.cache

@@ -41,9 +41,9 @@ def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,
         for backend, tier in itertools.product(backends, tiers):
             fused = backend == "fused"
             for dtype in ACTIVATIONS if fused else dtypes:
-                with simd.using(tier):
+                with simd.using(tier) as current:
                     result = linear(data, qtype, x, dtype) if fused else dequantize(data, qtype, dtype, backend).cpu()
-                    ran = simd.tier().value if backend in ("cpu", "fused") else ""
+                    ran = current().value if backend in ("cpu", "fused") else ""
                 right = (x.double() @ truth.double().T).float() if fused else truth.to(dtype_named(dtype))
                 row = {"qtype": qtype, "backend": backend, "tier": ran, "dtype": dtype, "weights": truth.numel()}
                 rows.append(row | _errors(result, right))

@@ -23,7 +23,7 @@ def text_of(prompt, path):
 
 def chat_ids(opened, messages, variables):
     """Token ids of the messages, by the file's template with the ``variables`` (JSON, or None)."""
-    from kit.model.chat import chat, variables_of
+    from kit.lab.chat import chat, variables_of
     from kit.model.tokenizer import tokenizer_of
 
     given = _variables(variables) if variables is not None else {}

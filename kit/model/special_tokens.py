@@ -61,7 +61,7 @@ def special_tokens(keys: Keys, find: Callable[[bytes], int | None], count: int, 
     def ids_of(texts):
         return {text: token for text in texts if (token := find(text.encode())) is not None}
 
-    ids = {name: id_of(name) for name in ("bos", "eos", "eot", "eom", "unknown", "seperator", *_FILL_ENDS)}
+    ids = {name: id_of(name) for name in ("bos", "eos", "eot", "eom", "unknown", *_FILL_ENDS)}
     ends = ids_of(_ENDS)
     for names, texts in _FILL.items():
         if all(id_of(name) is None for name in names):

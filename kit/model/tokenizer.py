@@ -1,10 +1,9 @@
-"""The tokenizer of a GGUF file: SentencePiece (``llama``), unigram (``t5``), WordPiece (``bert``), ``rwkv``, byte pairs.
+"""The tokenizer of a GGUF file: SentencePiece (``llama``), unigram (``t5``), byte pairs.
 
 All give the same ids as llama.cpp; text that needs a byte for which the vocabulary has no token is an error.
 """
 
 import re
-import unicodedata
 from array import array
 
 import numpy as np
@@ -13,7 +12,7 @@ from kit.errors import NoTokenizer, TokenizerError
 from kit.gguf.keys import Keys
 from kit.model.bytepair import BytePair
 from kit.model.special_tokens import NORMAL, PREFIX, UNUSED, USER_DEFINED
-from kit.model.vocabulary import SPACE, Tokenizer, Words, characters, merge, valid
+from kit.model.vocabulary import SPACE, Tokenizer, characters, merge, valid
 
 _VISIBLE_SPACE = SPACE.encode()
 
@@ -160,74 +159,7 @@ def _base(unit: int) -> int:
     return unit >> 10 << ((unit & 1 << 9) >> 6)
 
 
-class WordPiece(Tokenizer):
-    """Words, each with "▁" in front, are cut into the longest pieces from the left; else a word is the unknown token."""
-
-    _prefix = b" "
-
-    def __init__(self, file):
-        super().__init__(file, ("bos",), {"bos": 101, "unknown": 100, "seperator": 102})
-        self._lower = self._keys.flag("normalizer.lowercase", True)
-        self._strip = self._keys.flag("normalizer.strip_accents", self._lower)
-        self.bos, self.eos = self.begin, self.separator
-
-    def _encode_part(self, data, after_special):
-        return [token for word in self._split(valid(data)) for token in self._cut_word(_VISIBLE_SPACE + word.encode())]
-
-    def _split(self, text: str) -> list[str]:
-        words = [""]
-        for character in (unicodedata.normalize("NFD", c)[0] if self._strip else c for c in text):
-            category = unicodedata.category(character)
-            if character.isspace() and not "\x1c" <= character <= "\x1f":
-                words.append("")
-                continue
-            if character in "\0\ufffd" or category in _DROPPED or (self._strip and category[0] == "M"):
-                continue
-            character = character.lower()[0] if self._lower else character
-            alone = category[0] == "P" or (character < "\x7f" and category[0] == "S") or _CHINESE.match(character)
-            words += [character, ""] if alone else []
-            words[-1] += "" if alone else character
-        return [word for word in words if word]
-
-    def _cut_word(self, word: bytes) -> list[int]:
-        ids = list(self._words.longest(word))
-        return [self.unknown] if None in ids else ids
-
-
-_DROPPED = ("Cc", "Cf", "Cs", "Co")
-_CHINESE = re.compile(  # BERT's list; each such character is a word
-    "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f\U0002b920-\U0002ceaf"
-    "\uf900-\ufaff\U0002f800-\U0002fa1f]"
-)
-
-
-class Rwkv(Tokenizer):
-    """The longest token at each position; the file writes bytes as Python does (``\\x80``, ``\\n``)."""
-
-    def __init__(self, file):
-        super().__init__(file)
-        self.bos = self.eos = None
-        self._words = Words(_ESCAPE.sub(_unescaped, text) for text in self._words)
-
-    def _encode_part(self, data, after_special):
-        return [self.unknown if token is None else token for token in self._words.longest(data)]
-
-    def _piece(self, kind, text):
-        return text
-
-
-_ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(.))", re.DOTALL)
-
-
-def _unescaped(match) -> bytes:
-    if match[1]:
-        return bytes([int(match[1], 16)])
-    return {b"t": b"\t", b"n": b"\n", b"r": b"\r"}.get(match[2], match[2])
-
-
-_KINDS = {
-    "llama": SentencePiece, "gpt2": BytePair, "gemma4": BytePair, "bert": WordPiece, "t5": Unigram, "rwkv": Rwkv,
-}  # fmt: skip
+_KINDS = {"llama": SentencePiece, "gpt2": BytePair, "gemma4": BytePair, "t5": Unigram}  # of models that the kit or kit.hf runs
 
 
 def tokenizer_of(file) -> Tokenizer:

@@ -4,7 +4,7 @@ import codecs
 import heapq
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class Words(Sequence):
         texts = list(texts)
         count = len(texts)
         size = 1 << (2 * count - 1).bit_length()
-        self._blob, self._mask, self._most = b"".join(texts), size - 1, max(map(len, texts), default=0)
+        self._blob, self._mask = b"".join(texts), size - 1
         self._stops = memoryview(np.cumsum(np.fromiter(map(len, texts), np.int64, count)))
         slots, left = np.fromiter(map(hash, texts), np.int64, count) & self._mask, np.arange(count, dtype=np.int32)
         table = np.full(size, -1, np.int32)
@@ -57,15 +57,6 @@ class Words(Sequence):
             slot = slot + 1 & self._mask
         return None
 
-    def longest(self, data: bytes) -> Iterator[int | None]:
-        """Ids of the longest texts into which ``data`` can be cut from the left; None for a byte where no text begins."""
-        start = 0
-        while start < len(data):
-            stops = range(min(len(data), start + self._most), start, -1)
-            pieces = ((stop, token) for stop in stops if (token := self.find(data[start:stop])) is not None)
-            start, token = next(pieces, (start + 1, None))
-            yield token
-
     def __reduce__(self):
         return Words, (list(self),)
 
@@ -90,7 +81,7 @@ class Tokenizer:
         self.begin = ids["bos"]
         self.bos = self._wanted("bos", ids, "bos" in adds)
         self.eos = self._wanted("eos", ids, "eos" in adds)
-        self.unknown, self.separator = ids["unknown"], ids["seperator"]
+        self.unknown = ids["unknown"]
         special = np.flatnonzero(np.isin(kinds, (UNKNOWN, CONTROL, USER_DEFINED))).tolist()
         self._special = sorted(special, key=lambda token: -len(self._words[token]))
         self._swallow = self._greedy()

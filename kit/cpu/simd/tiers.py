@@ -39,10 +39,10 @@ def tier(name: str | None = None) -> Static:
 
 @contextlib.contextmanager
 def using(name: str | None):
-    """Within the ``with``, in this thread, ``tier()`` is the tier called ``name``; None changes nothing."""
+    """Within the ``with``, in this thread, ``tier()``, which it gives, is the tier called ``name``; None changes nothing."""
     token = _asked.set(name or _asked.get())
     try:
-        yield
+        yield tier
     finally:
         _asked.reset(token)
 

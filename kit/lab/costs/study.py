@@ -211,7 +211,7 @@ class Study:
 
     @property
     def _factor(self) -> float:
-        """By which memory was faster than the best known, by all that was predicted and measured."""
+        """How many times faster than the best known memory was, by all that was predicted and measured."""
         factor = faster_than_probed(self._predicted, self.measured.values())
         return max(factor, self.part._factor) if self.part and "_predicted" in self.part.__dict__ else factor
 

@@ -23,7 +23,7 @@ import torch
 
 import kit
 from kit import system
-from kit.cpu.threads import count, torch_alone
+from kit.cpu.threads import torch_alone
 from kit.errors import ReportError
 from kit.gguf import pagecache
 from kit.gguf.sources import model_bytes
@@ -207,7 +207,7 @@ def by_map(file, seed: int, advice: str = "", at_once: int = 0) -> float:
     threads touch their shares of one after the other, or one thread those ``at_once`` in a layer, after ``advice`` for all."""
     stacks = (name for name in file.tensors if "_exps." in name)
     layers = [[*names] for _, names in groupby(stacks, key=lambda name: name.split(".")[1])]
-    workers, start, before = 1 if at_once else count(), time.perf_counter(), system.counters()[1]
+    workers, start, before = 1 if at_once else system.usable_cores(), time.perf_counter(), system.counters()[1]
 
     def touch(number):
         draw = np.random.default_rng(seed)  # the same of all threads, each of which touches its share of every matrix

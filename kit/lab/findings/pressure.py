@@ -51,8 +51,8 @@ class Spilled(kit.Weights):
     """Float32 weights that are all kept: ``limit`` bytes in memory, last used first, and the rest in a nameless file in
     ``folder``.
 
-    An evicted weight is written once, ``piece`` bytes at a time, and a miss reads it back so, past the system's page
-    cache, which would hide the disk, takes no part. Spans "page in" and "page out" of the trace have bytes and times.
+    An evicted weight is written once, ``piece`` bytes at a time, and a miss reads it back the same way, past the
+    system's page cache, which would hide the disk. Spans "page in" and "page out" of the trace have bytes and times.
     """
 
     def __init__(self, file, limit: int, folder: Path, piece: int = FAULT):

@@ -8,26 +8,26 @@ import pandas as pd
 import torch
 
 import kit
-from kit.codec import rans
 from kit.codec.container import CompressedFile
 from kit.codec.tiles import TILE_VALUES, Tiles
 from kit.codec.triton import DEVICE, decode_on_device, upload
-from kit.codec.triton_kernels import one_thread_kernel
+from kit.gguf.tile_coding import LOWER
 from kit.lab import tables
 from kit.lab.gpu import Limits, time_on_device
 from kit.lab.on_device.compressed import CompressedTransformer, Streamed, TileWeights
+from kit.lab.on_device.one_thread import one_thread_kernel
 from kit.system import usable_cores
 
 
 def one_thread(tile: Tiles, samples: int) -> list[float]:
     """Seconds in which one thread decodes the first of ``tile``, of the profile "reported", by a linear search. Its residuals
     are compared with what a table finds; the predictor is not undone."""
-    loaded, first = upload(tile), rans.first_slots(tile.frequencies[0]).astype(np.uint32)
-    first, coded = torch.from_numpy(first).to(DEVICE), int(loaded.coded[0])
+    loaded, first = upload(tile), np.append(np.uint32(0), tile.frequencies[0].cumsum(dtype=np.uint32))
+    first, coded = torch.from_numpy(first).to(DEVICE), int(loaded.index[2][0])
     residuals = torch.empty(coded, dtype=torch.uint8, device=DEVICE)
 
     def run():
-        one_thread_kernel[(1,)](loaded.units, first, residuals, coded, LOWER=rans.LOWER[8], num_warps=1)
+        one_thread_kernel[(1,)](loaded.units, first, residuals, coded, LOWER=LOWER[8], num_warps=1)
 
     taken = time_on_device(run, samples)
     values = residuals.cpu().numpy().reshape(tile.sizes[0]).cumsum(1, np.uint8).cumsum(1, np.uint8).view(np.int8)

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from kit.codec.container import CompressedFile
-from kit.codec.streams import streams_of
-from kit.codec.tiles import Tiles
-from kit.codec.triton import DeviceTiles, check, index_on_device, start, upload
-from kit.cuda.device import DEVICE, INTERPRETED, pinned
+from kit.codec.tiles import Tiles, streams_of
+from kit.codec.triton import DeviceTiles, check, start, upload
+from kit.cuda.device import DEVICE, pinned
 from kit.cuda.linear import apply
+from kit.cuda.tile_decoder import index
 from kit.errors import CodecError
 from kit.lab.on_device.device_weights import DeviceWeights
 from kit.lab.on_device.on_gpu import DeviceTransformer
@@ -113,10 +113,10 @@ def _coded(tiles: Tiles, outcome: torch.Tensor) -> Waiting:
     """Tiles whose streams are copied, while index and tables stay on the device. ``outcome``: see kit.codec.triton.start, which
     launches the decoder without waiting for it."""
     streams = streams_of(tiles)
-    index, units = index_on_device(streams), getattr(torch, streams.units.dtype.name)
+    on_device, units = index(streams), getattr(torch, streams.units.dtype.name)
 
     def decoded(arrived):
-        return start(DeviceTiles(tiles, arrived.view(units), *index), outcome=outcome)[0]
+        return start(DeviceTiles(tiles, arrived.view(units), on_device), outcome=outcome)[0]
 
     return Waiting(pinned(streams.units.view(np.uint8)), decoded)
 
@@ -140,7 +140,7 @@ class Streamed:
             name: _coded(matrix, next(outcomes)) if isinstance(matrix, Tiles) else _plain(matrix)
             for name, matrix in matrices.items()
         }
-        self._copying = None if INTERPRETED else torch.cuda.Stream()
+        self._copying = torch.cuda.Stream() if DEVICE == "cuda" else None
 
     @property
     def nbytes(self) -> int:

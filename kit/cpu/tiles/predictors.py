@@ -6,11 +6,9 @@ the encoder measures the entropy with each and takes the best.
 
 import numpy as np
 
-from kit.cpu.rans import add_up
 from kit.cpu.simd.vectors import jit
-
-PREDICTORS = ("none", "left", "left2", "up")  # the index is the predictor's number in a header
-NONE, LEFT, LEFT2, UP = range(len(PREDICTORS))
+from kit.cpu.tiles.vector import add_up
+from kit.gguf.tile_coding import LEFT, LEFT2, NONE, UP
 
 
 @jit

@@ -1,18 +1,51 @@
-"""The tile decoder's kernels: one program for each tile. They can be imported and compiled without a GPU.
+"""The tile decoder's kernels (kit.codec.triton calls them): one program for each tile. They can be imported and compiled
+without a GPU.
 
 A warp holds all lanes; lanes that are THREADS apart share a thread. The lanes that take a unit of the stream form a bit
 mask, one bit a thread, by a warp reduction; a lane's place among them is the population count of the bits below its own.
 That avoids a scan across the warp at every step.
 """
 
+import numpy as np
+import torch
 import triton
 import triton.language as tl
 
-from kit.codec import predictors, rans, streams
+from kit.cpu.tiles.rans import slot_table
+from kit.cuda.device import DEVICE, pinned
+from kit.gguf.tile_coding import LEFT, LEFT2, LONG, OK, SHORT, SLOT_BITS, SLOTS, STATE, UP, Streams
 
-_SLOT_BITS, _SLOT_MASK = tl.constexpr(rans.SLOT_BITS), tl.constexpr(rans.SLOTS - 1)
-_OK, _SHORT, _LONG, _STATE = (tl.constexpr(status) for status in (streams.OK, streams.SHORT, streams.LONG, streams.STATE))
-_LEFT, _LEFT2, _UP = (tl.constexpr(number) for number in (predictors.LEFT, predictors.LEFT2, predictors.UP))
+_FINISH_VALUES = 4096  # values of a tile that finish_kernel holds in registers
+TOUCHED_TILES = 256  # up to two tiles a multiprocessor of an H200, streams are loaded into the cache before decoding
+_SLOT_BITS, _SLOT_MASK = tl.constexpr(SLOT_BITS), tl.constexpr(SLOTS - 1)
+_OK, _SHORT, _LONG, _STATE = (tl.constexpr(status) for status in (OK, SHORT, LONG, STATE))
+_LEFT, _LEFT2, _UP = (tl.constexpr(number) for number in (LEFT, LEFT2, UP))
+
+
+def index(streams: Streams) -> tuple[torch.Tensor, ...]:
+    """begin, end, coded, values (tiles,) int64 and slots (1 or tiles, 4096) uint32 on the device, for ``launch``."""
+    slots = np.stack([slot_table(frequencies) for frequencies in streams.frequencies])
+    arrays = (streams.begin, streams.end, streams.coded, streams.values, slots)
+    return tuple(pinned(array).to(DEVICE, non_blocking=True) for array in arrays)
+
+
+def launch(units, index, residuals, status, lanes: int, lower: int, finish=None) -> None:
+    """Decode every tile of ``index`` to ``residuals`` (tiles, room) uint8 and ``status`` (tiles,), without waiting.
+
+    ``finish``: (layout, sums, out) to undo the predictor, into ``out`` (rows, columns) int8, and sum up each tile as well.
+    """
+    begin, slots, threads = index[0], index[-1], min(lanes, 32)
+    rans_kernel[(len(begin),)](
+        units, *index, residuals, status, residuals.shape[1], slots.shape[1] if len(slots) > 1 else 0, THREADS=threads,
+        EACH=lanes // threads, UNIT_BITS=8 * units.itemsize, LOWER=lower, TOUCH=len(begin) <= TOUCHED_TILES, num_warps=1,
+    )  # fmt: skip
+    if finish is not None:
+        layout, sums, out = finish
+        width = triton.next_power_of_2(layout.tile_columns)
+        finish_kernel[(len(begin),)](
+            residuals, sums, out, residuals.shape[1], layout.rows, layout.columns, layout.tile_rows, layout.tile_columns,
+            PREDICTOR=layout.predictor, HEIGHT=max(1, _FINISH_VALUES // width), WIDTH=width, num_warps=4,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -150,24 +183,3 @@ def finish_kernel(
         shifted = value.to(tl.uint32) << (8 * (place & 3)).to(tl.uint32)
         total += tl.where(inside, shifted * (2 * word + 1), 0).to(tl.uint32)
     tl.store(sums + tile, tl.sum(tl.sum(total, axis=1), axis=0))
-
-
-@triton.jit
-def one_thread_kernel(units, first, residuals, coded, LOWER: tl.constexpr):
-    """Report 004's decoder, to measure beside: one program, one state, and for each value a search from the first symbol on
-    for the owner of the slot. ``first``: (257,) uint32, the first slot of each symbol; 8-bit units."""
-    state = tl.zeros((), tl.uint32)
-    for i in tl.static_range(4):
-        state |= tl.load(units + i).to(tl.uint32) << (8 * i)
-    position = 4
-    for i in range(coded):
-        slot = state & _SLOT_MASK
-        symbol, start, stop = 0, tl.load(first), tl.load(first + 1)
-        while stop <= slot:
-            symbol += 1
-            start, stop = stop, tl.load(first + symbol + 1)
-        tl.store(residuals + i, symbol)
-        state = (stop - start) * (state >> _SLOT_BITS) + slot - start
-        while state < LOWER:
-            state = (state << 8) | tl.load(units + position).to(tl.uint32)
-            position += 1

@@ -7,10 +7,10 @@ import functools
 
 import numpy as np
 
-from kit.codec import rans
-from kit.codec.rans import SLOT_BITS, SLOTS
-from kit.codec.streams import OK, SHORT, check_states, read_states
 from kit.cpu.simd.vectors import jit
+from kit.cpu.tiles import rans
+from kit.cpu.tiles.states import check_states, read_states
+from kit.gguf.tile_coding import OK, SHORT, SLOT_BITS, SLOTS
 
 LINEAR, BINARY, TABLE = range(3)  # the search for the symbol that owns a slot
 

@@ -1,19 +1,12 @@
-"""Range asymmetric numeral systems (rANS): frequency tables, and the coding of one tile's symbols into a stream.
+"""rANS (kit.gguf.tile_coding): frequency tables, and the coding of one tile's symbols into a stream.
 
-Duda, "Asymmetric numeral systems" (2013); Giesen, "Interleaved entropy coders" (2014). Symbol ``s`` owns ``f[s]`` of the
-4096 slots, from ``start[s]`` on. Decoding a value from state ``x`` gives the symbol that owns slot ``x mod 4096``, and
-``x = f[s] * (x >> 12) + (x mod 4096) - start[s]``; a state below its lower bound takes the next unit of the stream:
-``x = x << bits | unit``. Units are bytes (lower bound 2^23, as in report 004) or 16-bit words (lower bound 2^16).
+Duda, "Asymmetric numeral systems" (2013); Giesen, "Interleaved entropy coders" (2014).
 """
 
 import numpy as np
 
 from kit.cpu.simd.vectors import jit
-
-SLOT_BITS = 12
-SLOTS = 1 << SLOT_BITS
-MOST = SLOTS - 1  # slots of one symbol at most, so that a frequency fits 12 bits
-LOWER = {8: 1 << 23, 16: 1 << 16}  # bits of a unit -> lower bound of a state
+from kit.gguf.tile_coding import MOST, SLOT_BITS, SLOTS
 
 
 @jit
@@ -62,13 +55,6 @@ def slot_table(frequencies):
             table[slot] = np.uint32(symbol | np.int64(frequencies[symbol]) << 8 | within << 20)
             slot += 1
     return table
-
-
-def entropy(counts) -> float:
-    """Order-0 entropy of counts (256,), bits a symbol: the lower bound of codes that ignore neighboring values."""
-    p = np.asarray(counts, np.float64)
-    p = p[p > 0] / p.sum()
-    return float(-(p * np.log2(p)).sum())
 
 
 @jit
