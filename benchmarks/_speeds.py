@@ -292,7 +292,10 @@ def picture(points: list[list]):
     return figure
 
 
-COLUMNS = {"exact": "fused", "int8": "fused-int8", "llama.cpp's own build": "llama.cpp *", "ik_llama.cpp": "ik_llama.cpp"}
+COLUMNS = {
+    "exact": "fused", "int16": "fused-int16", "int8": "fused-int8", "llama.cpp's own build": "llama.cpp *",
+    "ik_llama.cpp": "ik_llama.cpp",
+}  # fmt: skip
 
 
 def summary() -> str:

@@ -38,6 +38,7 @@ PASSES = {"prompt": False, "token by token": True}
 EXACT = {"kv": "float32", "exact": True}
 WAYS = {  # a way -> its engine of peers.ENGINES and the engine's options: float32 attention where it has that
     "fused": ("kit", {}),
+    "fused-int16": ("kit, int16 activations", {}),
     "fused-int8": ("kit, int8 activations", {}),
     "llama.cpp": ("llama.cpp, mmap", EXACT),
     "ik_llama.cpp": ("ik_llama.cpp", {"kv": "float16"}),

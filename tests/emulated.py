@@ -64,6 +64,7 @@ if MODE == "compile":
 gemm_codes.TILES["plain"] = gemm_codes.TILES["neon"]
 gemm_codes.FASTER["int8"] += ("plain",)
 FEW = ("Q4_K", "Q6_K", "Q8_0", "Q4_0")
+SIXTEEN = ("Q4_K", "Q8_0")  # with activations of sixteen bits, too: by steps and by scales
 RARE = (("float32", 3), ("int8", 1))  # of the other formats, each with code of its own: activations and tokens
 FORMATS_OF = {"plain": FEW, "cortex-a76": FEW, "cortex-a72": FEW}  # in the formats that others have, Arm's CPUs do not differ
 
@@ -79,7 +80,8 @@ def results(inputs, cpu):
         for dtype in ("float32", "float16", "bfloat16")[: every * (3 if name in FEW else 1)]:
             numbers = kit.dequantize(blocks, name, dtype)
             yield f"{name} as {dtype}", numbers.view(torch.int32 if dtype == "float32" else torch.int16)
-        for activations, tokens in itertools.product(("float32", "int8"), (1, 3, 20)) if name in FEW else RARE:
+        sixteen = [("int16", 3)] * (name in SIXTEEN)
+        for activations, tokens in [*itertools.product(("float32", "int8"), (1, 3, 20)), *sixteen] if name in FEW else RARE:
             yield (
                 f"{name} times {tokens}, {activations}",
                 linear(blocks, name, x[:tokens, :columns].contiguous(), activations),

@@ -21,26 +21,28 @@ def truth(blocks, qtype: str):
 
 def check(qtype: str, y, w, x, accuracy: str) -> None:
     """``y`` (tokens, rows) float32 for ``w`` (rows, columns) float64 and ``x`` (tokens, columns) float32, as both accuracies
-    claim: of arithmetic, to float32; of int8, that each x is off by half a step at most."""
+    claim: of arithmetic, to float32; of int8 and int16, that each x is off by half a step at most."""
     y = y.astype(np.float64)
     if accuracy == "float32" or not FORMATS[qtype].codes:
         assert relative_rms(y, x.astype(np.float64) @ w.T, w, x) < 1e-6, qtype
         return
-    seen, scale = rounded(x, FORMATS[qtype].activations)
-    assert relative_rms(y, seen @ w.T, w, x) < 3e-6, qtype
+    seen, scale = rounded(x, *((FORMATS[qtype].activations, 1) if accuracy == "int8" else (256, 256)))
+    error = relative_rms(y, seen @ w.T, w, x)
+    assert error < 3e-6 or (accuracy == "int16" and relative_rms(y, x.astype(np.float64) @ w.T, w, x) < 1e-6), qtype
     assert (np.abs(y - x @ w.T) <= scale / 2 @ np.abs(w).T * (1 + 1e-4)).all(), qtype
 
 
-def rounded(x, group):
-    """(x rounded to int8 activations, the scale of each), by numpy; a scale is shared by ``group`` columns."""
+def rounded(x, group, parts=1):
+    """(x rounded to int8 activations, or to ``parts`` of their steps, and the step of each), by numpy; ``group`` columns share
+    a scale."""
     tokens, columns = x.shape
     units = np.zeros((tokens, -(-columns // 256) * 256), np.float32)
     units[:, :columns] = x
     units = units.reshape(tokens, -1, group)
     largest = np.abs(units).max(-1, keepdims=True)
-    codes = np.rint(units * (np.float32(127) / np.where(largest > 0, largest, np.float32(1))))
-    scale = np.broadcast_to(largest / np.float32(127), units.shape)
-    assert np.abs(codes).max() <= 127
+    codes = np.rint(units * (np.float32(127) / np.where(largest > 0, largest, np.float32(1))) * np.float32(parts))
+    scale = np.broadcast_to(largest / np.float32(127 * parts), units.shape)
+    assert np.abs(codes).max() <= 127 * parts
     flat = lambda array: array.reshape(tokens, -1)[:, :columns].astype(np.float64)  # noqa: E731
     return flat(codes) * flat(scale), flat(scale)
 

@@ -440,7 +440,13 @@ def test_the_command_as_json(run, path, tmp_path):
     assert all(isinstance(row["size"], (int, float)) and row["bytes of a token"] > 0 for row in told["holds"])
     assert not texts_of_bytes(told), "numbers, no text of them"
     assert {row["cpu float32"] for row in told["exactness"]} == {"equal"}
-    assert [row["precision"] for row in told["quality"]] == ["float32", "float16", "bfloat16", "int8 activations"]
+    assert [row["precision"] for row in told["quality"]] == [
+        "float32",
+        "float16",
+        "bfloat16",
+        "int16 activations",
+        "int8 activations",
+    ]
     assert all(row["kl"] > 0 for row in told["quality"][1:]) and not told["no_quality"]
 
 

@@ -10,7 +10,7 @@ import kit
 from kit.lab import measurements
 from kit.lab.commands.cli import main
 from kit.lab.costs import offer, quality
-from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8
+from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, BLOCKS_INT16
 
 KL = {"kl": 0.018, "kl_error": 0.0004}
 
@@ -25,7 +25,7 @@ def model(tmp_path, monkeypatch):
 def measured(monkeypatch, file, rows, exact=0.05, rounded=0.04, others=0.0):
     """Qualities and speeds as explain and page 07 keep them."""
     monkeypatch.setattr(quality, "kept", lambda file: rows)
-    for way, seconds in ((BLOCKS, exact), (BLOCKS_INT8, rounded)):
+    for way, seconds in ((BLOCKS, exact), (BLOCKS_INT16, 0.045), (BLOCKS_INT8, rounded)):
         row = measurements.Reading(
             way.label, measurements.digest_of(file), (seconds,) * 3, "s", measurements.settings(), others
         )
@@ -37,7 +37,7 @@ BOTH = {"int8 activations": KL, "llama.cpp, mmap 0.3": KL | {"kl": 0.0177}}
 
 def test_it_is_said_with_its_measurements(model, monkeypatch):
     measured(monkeypatch, model, BOTH)
-    said = offer.int8(model)
+    said = offer.faster(model)
     assert said.startswith("--linear fused-int8 decodes 1.25 times as fast here (measured on 20")
     assert "with KL 0.018 ± 0.0004 nats from exact; llama.cpp has 0.018 ± 0.0004" in said
     measurements.shared().add(measurements.Reading(f"{measurements.QUALITY}float16", "any file", (0.0,), "nats"))
@@ -63,10 +63,16 @@ def test_it_is_said_with_its_measurements(model, monkeypatch):
 )
 def test_it_is_not_said(model, monkeypatch, rows, times):
     measured(monkeypatch, model, rows, **times)
-    assert offer.int8(model) == ""
+    assert offer.faster(model) == ""
 
 
 def test_no_speed_is_known_on_another_machine(model, monkeypatch):
     measured(monkeypatch, model, BOTH)
     monkeypatch.setattr(measurements, "machine_id", lambda: "another")
-    assert offer.int8(model) == ""
+    assert offer.faster(model) == ""
+
+
+def test_where_int8_loses_more_than_llama_cpp_int16_is_said(model, monkeypatch):
+    sixteen = {"int16 activations": KL | {"kl": 4.7e-7, "kl_error": 4e-8}}
+    measured(monkeypatch, model, BOTH | {"int8 activations": KL | {"kl": 0.03}} | sixteen)
+    assert offer.faster(model).startswith("--linear fused-int16 decodes 1.11 times as fast here (measured on 20")

@@ -173,7 +173,8 @@ def live(file, name, folder):
         weights = CompressedWeights(CompressedFile(compress(file.path, folder / "m.kit")))
         return kit.Transformer(weights, linear=weights.linear)
     dtype = {"float16": "float16", "bfloat16": "bfloat16"}.get(name, "float32")
-    linear = {"int8 activations": "fused-int8", "float16": "dequantized", "bfloat16": "dequantized"}.get(name, "fused")
+    linear = {f"{way} activations": f"fused-{way}" for way in ("int8", "int16")}
+    linear = (linear | {"float16": "dequantized", "bfloat16": "dequantized"}).get(name, "fused")
     kv = {"float16 KV": "float16", "q8_0 KV": "q8_0"}.get(name, "float32")
     return kit.Transformer(kit.Weights(file, dtype=dtype), linear=linear, kv_dtype=kv)
 

@@ -121,7 +121,7 @@ def test_cpu_dequantizes(definition, tier):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activations", ["float32", "int8"])
+@pytest.mark.parametrize("activations", ["float32", "int16", "int8"])
 def test_cpu_multiplies(definition, activations):
     for tokens in (1, 3, 10):
         blocks, x, right = whole_numbers(definition, 5, 768, tokens)

@@ -25,7 +25,7 @@ and all 32 share the scale d. Byte by byte:
 
 A product y = W x reads the blocks where they lie (linear.py), and multiplies codes instead of weights:
 
-- activations.py   x as one digit of eight bits ("int8") or three ("float32": exact to 24 bits), a scale for each 32 or 256
+- activations.py   x in digits of eight bits: one ("int8"), two ("int16") or three ("float32"), a scale for each 32 or 256
 - superblocks.py   the codes of 256 weights as bytes in registers, and what their scales do to the sums
 - gemv_codes.py    one token or a few: dot products of bytes, a row a sum; gemv_values.py: of formats without codes
 - gemm_codes.py, gemm.py   prompts: tiles of rows by tokens; strips of rows dequantized to the first-level cache

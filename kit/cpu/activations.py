@@ -3,9 +3,9 @@
     x = scale (first + second / 2^8 + third / 2^16)
 
 With one digit this is int8 in the format's groups: codes and scales as in ggml's Q8_0, Q8_1 (32 numbers) or Q8_K (256), except
-that scales and sums stay float32 (Q8_0 and Q8_1 round them to float16). Three digits are 24 bits: the accuracy of float32
-relative to the largest of 256 numbers. WORDS are the same 24 bits for 16-bit products: the first two digits are one word, the
-third is another.
+that scales and sums stay float32 (Q8_0 and Q8_1 round them to float16). Two digits are 16 bits ("int16"), three are 24: the
+accuracy of float32 relative to the largest of 256 numbers. WORDS are 24 bits for 16-bit products: the first two digits are one
+word, the third is another.
 
 A record holds 256 activations of one token: their first digits in the order of the format's codes; for each 16 of them, in
 their own order, minus their sum, and the unit of their last digit; then, after these RECORD bytes, the other digits, 256 bytes
@@ -47,7 +47,7 @@ from kit.gguf.formats import Format
 f32, i64 = types.float32, types.int64
 
 SUMS, SCALE, RECORD = SUPERBLOCK, SUPERBLOCK + 64, SUPERBLOCK + 128
-DIGITS, WORDS = {"int8": 1, "float32": 3}, 2
+DIGITS, WORDS = {"int8": 1, "int16": 2, "float32": 3}, 4
 # A group whose largest is below this is zeros: the unit of its last digit would be no normal number.
 _SMALLEST = np.float32(1e-31)
 
@@ -57,9 +57,10 @@ def quantize(
 ) -> torch.Tensor:
     """The records of x (tokens, columns) float32: (super-blocks, tokens, bytes) uint8, aligned to 64 bytes.
 
-    order: from ``layout_of``. group: how many numbers share a scale, 32 or 256. scale = largest |x| / 127; the last digit of x
-    / scale is rounded to nearest even. Columns are padded with zeros to whole super-blocks. sums: how many numbers a sum
-    covers, 16 or 32 (then it is stored twice). in_units: sums are in units of the last digit, without the scale.
+    order: from ``layout_of``. digits: 1 to 3, or WORDS. group: how many numbers share a scale, 32 or 256. scale = largest |x| /
+    127; the last digit of x / scale is rounded to nearest even. Columns are padded with zeros to whole super-blocks. sums: how
+    many numbers a sum covers, 16 or 32 (then it is stored twice). in_units: sums are in units of the last digit, without the
+    scale.
     """
     tokens, columns = x.shape
     records = torch.empty(
@@ -141,7 +142,8 @@ _record, _inverses = stack(RECORD), stack(64)
 @inner
 def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
     """Write one record from ``sixteens`` x 16 numbers at x; ``group`` x 16 of them share a scale."""
-    inverses, unit = _inverses(), f32(2**-16 if digits > 1 else 1)
+    inverses, below = _inverses(), 8 * (min(digits, 3) - 1)  # bits after the first digit
+    fine = f32(1 << below)
     for start in range(0, 16, group):
         magnitudes = broadcast(u32x16, 0)
         for n in range(start, min(sixteens, start + group)):
@@ -156,8 +158,7 @@ def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
             scale = inverse = f32(0)
         for n in range(start, start + group):
             store(inverses + 4 * n, inverse)
-            store(record + SCALE + 4 * n, scale * unit)
-    fine = f32(2**16 if digits > 1 else 0)
+            store(record + SCALE + 4 * n, scale / fine)
     for place in range(16):
         n, at = load(i64, order + 8 * place), record + 16 * place
         code = broadcast(i32x16, 0)
@@ -165,9 +166,9 @@ def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
             number = load(f32x16, x + 64 * n) * load(f32, inverses + 4 * n)
             nearest = number + ROUNDER
             rest = (number - (nearest - ROUNDER)) * fine + ROUNDER  # the difference is exact
-            code = ((bitcast(i32x16, nearest) - ROUNDER_BITS) << 16) + (bitcast(i32x16, rest) - ROUNDER_BITS)
+            code = ((bitcast(i32x16, nearest) - ROUNDER_BITS) << 16) + ((bitcast(i32x16, rest) - ROUNDER_BITS) << (16 - below))
         scale = f32(1) if in_units else load(f32, record + SCALE + 4 * n)
-        store(record + SUMS + 4 * n, f32(-add_up(code)) * (f32(2**-16) / unit * scale))
+        store(record + SUMS + 4 * n, f32(-add_up(code)) * (f32(2**-16) * fine * scale))
         second = (code + 128) >> 8  # a digit is the low byte, signed; what is above it is the number without the digit
         if digits == WORDS:
             store(record + RECORD + 32 * place, convert(i16x16, second))
@@ -176,6 +177,7 @@ def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
         store(at, convert(i8x16, (second + 128) >> 8))
         if digits > 1:
             store(at + RECORD, convert(i8x16, second))
+        if digits > 2:
             store(at + RECORD + SUPERBLOCK, convert(i8x16, code))
 
 

@@ -6,9 +6,9 @@ times add up (54 and 77), although vectors and matrix unit have independent work
 bytes fill tiles of rows and tokens whose sums fit the vector registers: 60 multiply-adds per cycle of the same CPU with
 AVX-512, of at most 93.
 
-Three digits, exact to 24 bits, take three such products: 119 GFLOP/s per core of a Zen 4, compared with 90 of torch's product
-of dequantized pieces (Q4_K, 512 tokens). AVX2 has no instruction that makes this worthwhile. The matrix unit is not used for
-it.
+int16 activations take two such products, one per digit. Three digits, exact to 24 bits, take three: 119 GFLOP/s per core of a
+Zen 4, compared with 90 of torch's product of dequantized pieces (Q4_K, 512 tokens). AVX2 has no instruction that makes this
+worthwhile. The matrix unit is not used for it.
 """
 
 import torch
@@ -29,7 +29,7 @@ from kit.gguf.formats import Format
 f32 = types.float32
 FEWEST = 16  # tokens
 TILES = {"amx": (16, 1), "avx512": (6, 2), "avx2": (4, 1), "neon": (4, 1)}  # tokens and sixteens of rows: see multiplier
-FASTER = {"int8": tuple(TILES), "float32": ("avx512",)}  # than products of floats
+FASTER = {"int8": tuple(TILES), "int16": ("avx512",), "float32": ("avx512",)}  # than products of floats
 ROWS, _TOKENS = 64, 512  # of a piece: its sums and its unpacked weights stay in the second-level cache
 _SCALES = 16 * SUPERBLOCK  # of sixteen rows: codes, then scales, then minima
 _MINIMA, _UNPACKED = _SCALES + 1024, _SCALES + 2048
@@ -51,7 +51,7 @@ def group_of(format: Format) -> int:
 
 def records(x: torch.Tensor, format: Format, activations: str) -> torch.Tensor:
     """The records of x (tokens, columns) that ``kernel`` takes."""
-    digits, group = DIGITS[activations], SUPERBLOCK if activations == "float32" else format.activations
+    digits, group = DIGITS[activations], format.activations if activations == "int8" else SUPERBLOCK
     return quantize(x, address(NATURAL), digits, group, sums=group_of(format), in_units=group == SUPERBLOCK)
 
 

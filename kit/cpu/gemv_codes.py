@@ -1,6 +1,6 @@
 """Rows of blocks times 8-bit digits of activations, for one or a few tokens: products of codes, bytes times bytes.
 
-A step takes a super-block of 256 weights. int8 activations have one digit. float32 activations have three: three dot products
+A step takes a super-block of 256 weights. int8 activations have one digit, int16 two, float32 three: three dot products
 of 64 codes take less time than sixteen conversions and multiplications in float32.
 
 Scales that are integers in the block (K-quants) are multiplied as integers, so a super-block's sums stay integers. Other scales
@@ -205,9 +205,13 @@ def _dots(format, tier, activations, codes, digit):
         rest = dot4(tier, second << 8, codes, load(i8x64, digit + RECORD + SUPERBLOCK))
         return fma(convert(f32x16, first), broadcast(f32x16, 65536), convert(f32x16, rest))
 
+    def of_two(format, tier, activations, codes, digit):
+        first = dot4(tier, broadcast(i32x16, 0), codes, load(i8x64, digit))
+        return convert(f32x16, dot4(tier, first << 8, codes, load(i8x64, digit + RECORD)))
+
     numbers = format.value.codes
     small = numbers.planes and not numbers.values and numbers.bits <= 6  # 4 * 63 * 2^23 < 2^31
-    return {"int8": of_one, "float32": of_three}[activations.value]
+    return {"int8": of_one, "int16": of_two, "float32": of_three}[activations.value]
 
 
 # ---- the sums of scale * code * activation, in units of the last digit, in 16 lanes, of so many vectors of codes

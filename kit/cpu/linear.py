@@ -16,7 +16,7 @@ from kit.cpu.tasks import Step
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
 
-ACTIVATIONS = ("float32", "int8")
+ACTIVATIONS = ("float32", "int16", "int8")
 _LEAST, _MOST = 2**14, 256  # a task takes at least so many bytes of blocks, and there are at most so many tasks
 FEWEST = min(gemm.FEWEST, gemm_codes.FEWEST)  # tokens for which another kernel than that of a decode may be faster
 MANY_TOKENS = 128  # whose arithmetic is worth a dequantization
@@ -27,9 +27,9 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     """x (tokens, columns) float32 times the matrix of ``blocks`` (rows, bytes per row) uint8: (tokens, rows) float32.
 
     qtype: any format of the cpu backend of kit.dequantize, or I8. activations: "int8" rounds x to eight bits, with one scale
-    per as many columns as the format's ``activations`` field says. "float32" rounds x to 24 bits (an error of at most 2^-22 of
-    the largest of 256 columns) for up to 17 tokens, and for more where gemm_codes is faster than floats. For F32, F16 and BF16
-    weights, x is not rounded. Raises QuantError.
+    per as many columns as the format's ``activations`` field says; "int16" rounds to 16 bits, "float32" to 24 (errors of at
+    most 2^-15 and 2^-22 of the largest of 256 columns), for up to 17 tokens, and for more where gemm_codes is faster than
+    floats. For F32, F16 and BF16 weights, x is not rounded. Raises QuantError.
     """
     format = _check(blocks, qtype, x, activations)
     (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape

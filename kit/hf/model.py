@@ -53,14 +53,14 @@ def load(
 ):
     """(model, tokenizer) of a GGUF file of any architecture that transformers maps; float32 on the CPU, weights frozen.
 
-    weights: "blocks" (products from the file's blocks), "blocks-int8" (the same with activations rounded to 8 bits, as in
-    llama.cpp) or "float32" (dequantized once and kept). ``cache``: a policy such as kit.LRU("4 GiB") for dequantized float32
-    weights. ``memory``: what the whole process may use, 4,096 positions of context among it, where the kit has a pass for the
-    architecture: of a larger mixture it keeps experts by ``policy``, a name in kit.model.slots.NAMES, of a larger dense model
-    the first matrices. ``trace``: gets a span for each product, look-up and pass. ``engine``: "auto" (the kit's own pass where
-    it has the architecture; what needs transformers' modules, such as hooks, adapters or training, runs by them, with a warning
-    that says why) or "modules". The tokenizer is None for a file without a vocabulary. Raises ModelError, which names the file
-    and the tensor.
+    weights: "blocks" (products from the file's blocks), "blocks-int16" and "blocks-int8" (the same with activations rounded to
+    16 bits, or to 8 as in llama.cpp) or "float32" (dequantized once and kept). ``cache``: a policy such as kit.LRU("4 GiB") for
+    dequantized float32 weights. ``memory``: what the whole process may use, 4,096 positions of context among it, where the kit
+    has a pass for the architecture: of a larger mixture it keeps experts by ``policy``, a name in kit.model.slots.NAMES, of a
+    larger dense model the first matrices. ``trace``: gets a span for each product, look-up and pass. ``engine``: "auto" (the
+    kit's own pass where it has the architecture; what needs transformers' modules, such as hooks, adapters or training, runs by
+    them, with a warning that says why) or "modules". The tokenizer is None for a file without a vocabulary. Raises ModelError,
+    which names the file and the tensor.
     """
     if torch.device(device).type != "cpu":
         raise ModelError(f"kit.hf.load runs only on the CPU, not on {device!r}; use kit.Transformer on CUDA")

@@ -112,6 +112,7 @@ LINEAR = {
     "loop": Variant(_in_loops(_rows), _held),
     "strided": Variant(_in_loops(_columns), _held),
     "fused": Variant(_fused, _stored, own_threads=True, activations="float32"),
+    "fused-int16": Variant(functools.partial(_fused, activations="int16"), _stored, own_threads=True, activations="int16"),
     "fused-int8": Variant(functools.partial(_fused, activations="int8"), _stored, own_threads=True, activations="int8"),
 }
 

@@ -24,7 +24,7 @@ def dots_by_scales(tier, order: tuple[int, ...], places: tuple[int, ...], group:
     alike: dict[int, list[int]] = {}  # sixteens of one scale
     for i, n in enumerate(order):
         alike.setdefault(16 * n // group, []).append(i)
-    at_once = 4 * max(map(len, alike.values())) * largest < 2**8  # 24 bits of digits times codes fit in 32
+    at_once = len(places) < 3 or 4 * max(map(len, alike.values())) * largest < 2**8  # all digits times codes fit in 32 bits
 
     @intrinsic
     def primitive(_, codes, x, scales):

@@ -131,8 +131,8 @@ def pairs_by_scales(
         alike.setdefault(tuple(16 * n // group for n in order[wide * i : wide * (i + 1)]), []).append(i)
     at_once = 1 if signed else max(1, _MOST // (2 * 128 * largest))
     digits = [((place, 1),) for place in places]
-    if len(places) == 3:  # the second products add the first two digits up: 256 times a pair's sum fits
-        digits = [((places[0], 256), (places[1], 1)), ((places[2], 1),)]
+    if places[1:] and not words:  # the second products add the first two digits up: 256 times a pair's sum fits
+        digits = [((places[0], 256), (places[1], 1)), *[((place, 1),) for place in places[2:]]]
 
     @intrinsic
     def primitive(_, codes, x, scales, copy):

@@ -95,13 +95,16 @@ def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = 
             def floats(dots):
                 return [builder.sitofp(dot, f32x16.llvm) for dot in dots]
 
-            none, lower = [every(i32x16.llvm, 0)] * len(old), []
-            if digits[1:]:  # the lower two together fit 32 bits, all three do not
-                second, third = digits[1:]
-                lower = floats(add([builder.shl(dot, every(dot.type, 8)) for dot in add([*none], second)], third))
-            dots = floats(add([*none], digits[0]))
-            if lower:
-                dots = [fma(dot, every(dot.type, 2.0**16), rest) for dot, rest in zip(dots, lower, strict=True)]
+            def together(places):
+                """The sums over up to two digits, which fit 32 bits; of three they would not."""
+                dots = add([every(i32x16.llvm, 0)] * len(old), places[0])
+                for place in places[1:]:
+                    dots = add([builder.shl(dot, every(dot.type, 8)) for dot in dots], place)
+                return floats(dots)
+
+            dots = together(digits[-2:])
+            if digits[2:]:
+                dots = [fma(dot, every(dot.type, 2.0**16), rest) for dot, rest in zip(together(digits[:1]), dots, strict=True)]
             for at, dot in enumerate(dots):
                 row, token = divmod(at, tokens)
                 if units:

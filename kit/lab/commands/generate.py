@@ -5,7 +5,8 @@ from click.core import ParameterSource
 
 from kit.units import to_json
 
-BLOCKS = ("fused", "fused-int8")  # variants of kit.linear that use no cache and no backend
+BLOCKS = ("fused", "fused-int16", "fused-int8")  # variants of kit.linear that use no cache and no backend
+THROUGH = {way: way.replace("fused", "blocks") for way in BLOCKS}  # --linear -> weights of kit.hf.load
 _WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
 
 
@@ -30,7 +31,7 @@ _WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
     "--linear",
     default="auto",
     show_default=True,
-    help="auto, fused, fused-int8, dequantized, matmul, loop or strided; see above.",
+    help="auto, fused, fused-int16, fused-int8, dequantized, matmul, loop or strided; see above.",
 )
 @click.option("--cache", help="none, all, auto, lru:SIZE or pinned:SIZE; see above.  [default: none with fused; else auto]")
 @click.option("--memory", metavar="SIZE", help="Memory for the whole program, such as 8GiB; see above.")
@@ -60,8 +61,9 @@ def command(
 
     \b
     --linear auto         fused; dequantized if you give --backend or a --cache other than pinned
-             fused        multiply with the quantized blocks of the file
-             fused-int8   also round activations to eight bits, as llama.cpp does: faster, with small differences
+             fused        multiply with the quantized blocks of the file, exactly
+             fused-int16  round activations to sixteen bits: faster, and it loses about as little as --kv float16
+             fused-int8   round activations to eight bits, as llama.cpp does: the fastest, with small differences
              dequantized  multiply with float32 weights, from the cache or dequantized at each use
 
     \b
@@ -70,7 +72,7 @@ def command(
             lru:4GiB      keep the most recently used weights
             pinned:4GiB   keep the first weights that fit, and never replace them
             auto          all if they fit in 70% of the free memory; else pinned with that size
-    Without --linear, or with fused or fused-int8, pinned:4GiB is for a file larger than memory. It keeps 4 GiB of the
+    Without --linear, or with a fused one, pinned:4GiB is for a file larger than memory. It keeps 4 GiB of the
     file's blocks, including the matrix in use, and reads the others from the disk for every token, with direct reads.
 
     \b
@@ -220,7 +222,7 @@ def _faster(opened):
         return ""
     from kit.lab.costs import offer  # here, because it needs memory that most runs do not
 
-    return offer.int8(opened)
+    return offer.faster(opened)
 
 
 def _auto(opened, asked: set, cache: str | None) -> str:
@@ -281,7 +283,7 @@ def _way(opened, asked, linear, cache, backend, attention, context, kv):
             raise click.UsageError(
                 f"--{min(idle)} has no effect on {opened.architecture}, which runs through transformers: leave it out"
             )
-        blocks = {"fused": "blocks", "fused-int8": "blocks-int8"}.get(linear)
+        blocks = THROUGH.get(linear)
         policy = _policy(cache or "auto", opened, kit.Weights(opened).working_set)
 
         def through(policy, *given, trace=None, **more):

@@ -2,9 +2,9 @@
 
 import click
 
+from kit.lab.commands.generate import THROUGH
 from kit.units import printable, to_json
 
-_THROUGH = {"fused": "blocks", "fused-int8": "blocks-int8"}  # --linear -> weights of kit.hf.load
 DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
 
 
@@ -17,7 +17,10 @@ DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
 @click.option("--context", type=click.IntRange(2), help="Tokens per window.  [default: 512, or the model's context if smaller]")
 @click.option("--stride", type=click.IntRange(1), help="Tokens between the starts of two windows.  [default: half a window]")
 @click.option(
-    "--linear", default="auto", show_default=True, help="auto, fused, fused-int8, dequantized, matmul, loop, strided."
+    "--linear",
+    default="auto",
+    show_default=True,
+    help="auto, fused, fused-int16, fused-int8, dequantized, matmul, loop, strided.",
 )
 @click.option(
     "--dtype", type=DTYPES, default="float32", show_default=True, help="Round weights to this; int8 as kit compress does."
@@ -63,7 +66,7 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
     if rounding and linear.startswith("fused"):
         raise click.UsageError(f"--linear {linear} multiplies with the file's own blocks: leave out --dtype")
     if memory and not linear.startswith("fused"):
-        raise click.UsageError("--memory holds the file's own blocks: use --linear fused or fused-int8")
+        raise click.UsageError("--memory holds the file's own blocks: use --linear fused, fused-int16 or fused-int8")
     if policy and not memory:
         raise click.UsageError("--policy has no effect: it says which experts --memory keeps; add --memory")
     with kit.open(file, "small" if memory else "large") as opened:
@@ -78,10 +81,12 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
             weights, budget = weights_within(opened, memory, policy or "LRU", context=length, kv_dtype=kv, rows=length)
             model = kit.Transformer(weights, linear=linear, kv_dtype=kv)
         elif opened.architecture not in ARCHITECTURES and kit.hf.installed():
-            if linear not in _THROUGH or rounding or memory or kv != "float32":
+            if linear not in THROUGH or rounding or memory or kv != "float32":
                 what = f"{printable(opened.architecture)} runs through transformers, from the file's blocks"
-                raise click.UsageError(f"{what}: use --linear fused or fused-int8, and leave out --dtype, --memory and --kv")
-            model = perplexity.Through(opened, _THROUGH[linear])
+                raise click.UsageError(
+                    f"{what}: use --linear fused, fused-int16 or fused-int8, and leave out --dtype, --memory and --kv"
+                )
+            model = perplexity.Through(opened, THROUGH[linear])
         else:
             model = model_of(opened, Precision(weights=rounding, linear=linear, kv=kv))
         tokenizer, most = model.tokenizer, model.max_context

@@ -11,14 +11,17 @@ from kit.lab.costs import quality
 from kit.lab.costs.engines import ENGINES, PEER
 from kit.lab.costs.losses import format_kl
 from kit.lab.costs.study import Study
-from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, Way
+from kit.lab.costs.ways import BLOCK_WAYS, BLOCKS, Way
 from kit.lab.measurements import Reading
 from kit.lab.prompts import PROMPT
 from kit.lab.state import BUSY
 from kit.system.paths import shown
 from kit.units import format_bytes, format_seconds
 
-_INT8, _PEER = "int8 activations", PEER.partition(",")[0]  # rows of kit.lab.costs.quality; of llama.cpp one for each version
+_ROUNDED, _PEER = (
+    ("int16 activations", "int8 activations"),
+    PEER.partition(",")[0],
+)  # rows of kit.lab.costs.quality; of llama.cpp one for each version
 _WORTH = 1.05  # times as fast: less is no reason to change anything
 
 
@@ -56,7 +59,8 @@ def command(study: Study, way: Way) -> str:
     given = memory or f" --memory {size(study.room.free + study.room.beside)}"
     kept = {"HashMap": " --cache all", "NoCache": " --cache none"}.get(way.policy) if way.dtype == "float32" else None
     options = {
-        "fused": memory, "fused-int8": f"{memory} --linear fused-int8", "dequantized": kept,
+        "fused": memory, "fused-int16": f"{memory} --linear fused-int16", "fused-int8": f"{memory} --linear fused-int8",
+        "dequantized": kept,
         "pinned blocks": given, "slots": given, "slots-int8": f"{given} --linear fused-int8",
     }[way.linear]  # fmt: skip
     return "" if options is None else base + options
@@ -111,7 +115,8 @@ def gather(study: Study) -> dict:
             "times": default.seconds / best.seconds,
             "rounds": quality.PRECISIONS[best.way.precision].told,
         }
-    kept = [each for each in (exact, best if best is not exact else None) if each]
+    middle = next((each for each in ways if each.way == BLOCK_WAYS[1]), None)
+    kept = [each for each in dict.fromkeys((exact, middle, best)) if each]
     plain = [
         each._asdict() | {"way": each.way.linear, "precision": each.way.precision, "tokens_per_second": 1 / each.seconds,
                           "command": command(study, each.way)}
@@ -144,9 +149,9 @@ def told(study: Study) -> list[str]:
     exact = next((each for each in ways if each.way.precision == "float32"), None)
     if exact:
         lines.append(f"kit reaches {exact.told} exactly, {_by(exact)}, {least / exact.seconds:.0%} of the limit.")
-    rounded = next((each for each in ways if each.way.precision == _INT8), None)
-    if rounded:
-        lines.append(f"With int8 activations it reaches {rounded.told}: {quality.lost(_INT8, _qualities(study))}.")
+    for precision in _ROUNDED:
+        if rounded := next((each for each in ways if each.way.precision == precision), None):
+            lines.append(f"With {precision} it reaches {rounded.told}: {quality.lost(precision, _qualities(study))}.")
     if not study.room.fits:
         lines.append(_short(study))
     lines.append(_beside(study, exact, other))
@@ -184,7 +189,7 @@ def _qualities(study: Study):
     if "quality" in study.__dict__:
         return study.quality
     kept = study.kept_quality
-    return pd.DataFrame.from_dict(kept, "index") if _INT8 in kept else None
+    return pd.DataFrame.from_dict(kept, "index") if kept.keys() & {*_ROUNDED} else None
 
 
 def _kl(study: Study, name: str) -> str:
@@ -216,14 +221,15 @@ def _change(study: Study, ways: list[Reached]) -> list[str]:
         return ["Nothing that a command runs stays within this memory."]
     default = next((each for each in ways if each.way == study.predictions[0].way), None)
     best, times = ways[0], default.seconds / ways[0].seconds if default else 0.0
-    rounds = best.way.precision == _INT8
+    rounds = best.way.rounds
     if rounds and times < _WORTH:
         best = default or best
     if rounds and times >= _WORTH:
         none = "not measured" if isinstance(study.__dict__.get("quality"), str) else "measured below"
-        lost = f"KL {kl}" if (kl := _kl(study, _INT8)) else none
-        text = f"To change: take int8 activations, {times:.2f} times as fast, if you accept their loss of quality ({lost})."
-    elif best.way in (BLOCKS, BLOCKS_INT8):
+        lost = f"KL {kl}" if (kl := _kl(study, best.way.precision)) else none
+        what = f"take {best.way.precision}, {times:.2f} times as fast"
+        text = f"To change: {what}, if you accept their loss of quality ({lost})."
+    elif best.way in BLOCK_WAYS:
         text = "To change: nothing. The file's own blocks are the fastest way here."
     elif best is default:
         needs = format_bytes(study.room.beside + sum(use.nbytes for use in study.uses))

@@ -59,10 +59,15 @@ def llama_engine(path, context, make=llama_cpp.Llama, kv="float16", exact=False)
 
 
 PEER = "llama.cpp, mmap"
-_OURS = "kit.model.transformer", "kit.cpu.linear"
+_IMPORTS = "kit.model.transformer", "kit.cpu.linear"
+_IMPORTS = "kit.model.transformer", "kit.cpu.linear"
+OURS = {  # the kit's engines -> variant of kit.model.linear
+    "kit": "fused",
+    "kit, int16 activations": "fused-int16",
+    "kit, int8 activations": "fused-int8",
+}
 ENGINES = {
-    "kit": Engine(partial(kit_engine, linear="fused"), _OURS),
-    "kit, int8 activations": Engine(partial(kit_engine, linear="fused-int8"), _OURS),
+    **{name: Engine(partial(kit_engine, linear=way), _IMPORTS) for name, way in OURS.items()},
     PEER: Engine(llama_engine, ("xllamacpp",), lambda: "" if llama_cpp.available() else "not installed: pip install xllamacpp"),
 }
 

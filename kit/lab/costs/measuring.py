@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kit.lab import state
+from kit.lab.costs.engines import OURS
 from kit.lab.costs.measured_ways import Measured, measure, measure_apart
 from kit.lab.costs.room import SCRATCH
-from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, SLOTS, Prediction, Way
+from kit.lab.costs.ways import BLOCK_WAYS, SLOTS, Prediction, Way
 from kit.lab.measurements import Reading, Readings, digest_of, note, settings
 from kit.system import memory_available, memory_limit
 from kit.units import format_bytes, format_seconds
 
-ENGINE_WAYS = {"kit": BLOCKS, "kit, int8 activations": BLOCKS_INT8}  # engine -> its way
+ENGINE_WAYS = dict(zip(OURS, BLOCK_WAYS, strict=True))  # engine -> its way
 _TRIES = 3  # of a measurement that other processes disturb
 _WORTH = 1.5  # times the seconds of the first row: a slower way is not measured
 _EACH = 4.0  # seconds that measuring a way should take

@@ -22,7 +22,7 @@ from kit.lab import state
 from kit.model.architectures import ARCHITECTURES
 from kit.model.linear import linear_named
 
-FUSED = ("fused", "fused-int8")
+FUSED = ("fused", "fused-int16", "fused-int8")
 
 
 class Kind(NamedTuple):

@@ -13,7 +13,7 @@ from tqdm import tqdm
 import kit
 from kit.errors import KitError
 from kit.lab import state
-from kit.lab.costs.engines import ENGINES, PEER, Process
+from kit.lab.costs.engines import ENGINES, OURS, PEER, Process
 from kit.lab.costs.losses import format_kl
 from kit.lab.kept import once_a_run
 from kit.lab.machine import library_version, machine_id
@@ -25,7 +25,8 @@ _COLUMNS = "imports|load|first|prefill|speed|samples|others|resident|beyond impo
 )
 _PROMPT = "A large language model that runs on a small computer answers slowly, because"
 _READ = 4e11  # bytes that all tokens of a run's comparison read, give or take: seconds, not minutes
-_EXACT, _INT8 = "kit", "kit, int8 activations"
+_EXACT, *_ROUNDED = OURS
+_PRECISION = {name: name.removeprefix("kit, ") for name in _ROUNDED}  # row of kit.lab.costs.quality
 _PATIENCE = 10.0  # seconds to wait for other processes
 _EXACT_POSITIONS = 128  # scored of the exact engine, which is exact at each
 BUSY = "busy, not a comparison"
@@ -105,7 +106,7 @@ def _lost(path, names, tokens: int, environment) -> dict[str, dict[str, float]]:
 
     with kit.open(path) as file, ExitStack() as stack:
         others = {}
-        for name in (name for name in names if name != _INT8):
+        for name in (name for name in names if name not in _ROUNDED):
             if name == _EXACT:
                 others[name] = quality.from_blocks(file, tokens)._replace(most=_EXACT_POSITIONS)
                 continue
@@ -113,8 +114,10 @@ def _lost(path, names, tokens: int, environment) -> dict[str, dict[str, float]]:
             engine = Process(name, path, tokens, environment, cores=1)
             stack.callback(engine.close)
             others[f"{name} {version(name)}"] = quality.LogitSource(engine.read)
-        table = quality.quality(file, ["int8 activations"] * (_INT8 in names), tokens, others=others)
-    losses = table.rename({"int8 activations": _INT8} | {f"{name} {version(name)}": name for name in names})
+        ours = [_PRECISION[name] for name in names if name in _ROUNDED]
+        table = quality.quality(file, ours, tokens, others=others)
+    engine = {kind: name for name, kind in _PRECISION.items()} | {f"{name} {version(name)}": name for name in names}
+    losses = table.rename(engine)
     return losses[["kl", "kl_error", "same"]].to_dict("index")
 
 
@@ -204,9 +207,9 @@ def note(rows: dict[str, dict], digest: str, by: str, store) -> None:
 
 def _ways() -> dict[str, str]:
     """Engine -> its way in the store of measurements."""
-    from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8
+    from kit.lab.costs.ways import BLOCK_WAYS
 
-    return {name: name for name in ENGINES} | {_EXACT: BLOCKS.label, _INT8: BLOCKS_INT8.label}
+    return {name: name for name in ENGINES} | {name: way.label for name, way in zip(OURS, BLOCK_WAYS, strict=True)}
 
 
 def readings(file, by: str, store, again: bool = False) -> dict:
@@ -222,7 +225,7 @@ def readings(file, by: str, store, again: bool = False) -> dict:
 
     if again or len(known()) < len(engines) - 1:  # one may be unable to open the file
         if state.settle(float(os.environ.get("KIT_PATIENCE", _PATIENCE))):  # a peer that spins starves: no comparison
-            engines = [name for name in engines if name in (_EXACT, _INT8)]
+            engines = [name for name in engines if name in OURS]
         rows = compare_file(file.path, text=False, engines=engines).to_dict("index")
         note(rows, digest, by, store)
     return known(busy=True)

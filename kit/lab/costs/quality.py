@@ -55,6 +55,7 @@ PRECISIONS = {
     EXACT: Precision("exact to float32", linear="matmul"),  # by the same products as the others
     "float16": Precision("weights rounded to 11 bits", "--dtype float16", lambda weight: weight.half().float(), "matmul"),
     "bfloat16": Precision("weights rounded to 8 bits", "--dtype bfloat16", lambda weight: weight.bfloat16().float(), "matmul"),
+    "int16 activations": Precision("activations rounded to 16 bits", "--linear fused-int16", linear="fused-int16"),
     "int8 activations": Precision("activations rounded to 8 bits", "--linear fused-int8", linear="fused-int8"),
     "INT8 tiles": Precision("weights rounded to 8 bits, a scale a row", "--dtype int8", _int8, "matmul"),
     "float16 KV": Precision("keys and values rounded to 11 bits", "--kv float16", kv="float16"),

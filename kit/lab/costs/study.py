@@ -38,8 +38,8 @@ from kit.system import memory_available, memory_limit, note
 from kit.units import format_count
 
 _PRECISIONS = (
-    ("float32", "int8 activations"),
-    ("float32", "float16", "bfloat16", "int8 activations"),
+    ("float32", "int16 activations", "int8 activations"),
+    ("float32", "float16", "bfloat16", "int16 activations", "int8 activations"),
 )  # of a large file, of any other
 _LARGE = 6e8  # weights that are rounded again for each step of a text: seconds, not minutes, on two cores
 _MEASURED = 4e9  # bytes of float32 a token: where all layers use more, a sample of them is measured

@@ -16,18 +16,7 @@ from kit.lab.bounds import interval_bound
 from kit.lab.costs.measured import DTYPES
 from kit.lab.costs.measured_ways import Measured
 from kit.lab.costs.order import Order
-from kit.lab.costs.ways import (
-    BLOCKS,
-    BLOCKS_INT8,
-    LAZY,
-    SLOTS,
-    BackingStore,
-    Prediction,
-    Way,
-    from_blocks,
-    predict,
-    used_tensors,
-)
+from kit.lab.costs.ways import BLOCK_WAYS, LAZY, SLOTS, BackingStore, Prediction, Way, from_blocks, predict, used_tensors
 from kit.lab.exactness import exactness, sample
 from kit.lab.machine import gpu
 from kit.lab.tables import frame, number
@@ -145,7 +134,7 @@ def candidates(working_set, memory: int, pinned: int | None = None, slots: int |
     if slots:
         ways = [Way("LRU", slots, linear=linear) for linear in SLOTS]
     else:
-        ways = [BLOCKS, BLOCKS_INT8] if pinned is None else [Way("Pinned", pinned, linear="pinned blocks"), BLOCKS, BLOCKS_INT8]
+        ways = [*BLOCK_WAYS] if pinned is None else [Way("Pinned", pinned, linear="pinned blocks"), *BLOCK_WAYS]
     ways += [LAZY, *[Way("LRU", memory)] * (working_set("float32") > memory)]
     for dtype in DTYPES:
         if working_set(dtype) <= memory:
@@ -166,11 +155,11 @@ def advice(
     slots: int | None = None,
 ) -> list[Prediction]:
     """Predictions for all candidates: first what `kit generate` does by itself, then the others, fastest first. Where no
-    weight is quantized, activations are not rounded either, and that way is none of its own."""
+    weight is quantized, activations are not rounded either, and those ways are none of their own."""
     tensors = used_tensors(file, order)
     ways = candidates(lambda dtype: kit.Weights(file, dtype=dtype).working_set, memory, pinned, slots)
     if not any(FORMATS[tensor.kind.qtype].codes for tensor in tensors.values()):
-        ways = [way for way in ways if way.linear not in ("fused-int8", "slots-int8")]
+        ways = [way for way in ways if not way.rounds]
     now, *others = (predict(way, tensors, order, costs, machine, disk) for way in ways)
     return [now, *sorted(others, key=lambda prediction: prediction.seconds)]
 

@@ -18,10 +18,13 @@ from kit.units import format_bytes
 
 BYTES = DTYPES | {"int8": 1}  # of a weight in the cache
 PRECISION_OF = dict(zip(DTYPES, DTYPES, strict=True)) | {  # dtype or linear variant -> row of kit.lab.costs.quality.PRECISIONS
-    "int8": "INT8 tiles", "fused-int8": "int8 activations", "slots-int8": "int8 activations",
-}  # fmt: skip
+    "int8": "INT8 tiles",
+    "fused-int16": "int16 activations",
+    **dict.fromkeys(("fused-int8", "slots-int8"), "int8 activations"),
+}
 NAMES = {
     "fused": "blocks, exact products",
+    "fused-int16": "blocks, int16 activations",
     "fused-int8": "blocks, int8 activations",
     "pressed": "blocks, page cache too small",
     "pinned blocks": "blocks, {} pinned",
@@ -61,6 +64,11 @@ class Way:
         """Its row of kit.lab.costs.quality.PRECISIONS."""
         return PRECISION_OF.get(self.linear) or PRECISION_OF[self.dtype]
 
+    @property
+    def rounds(self) -> bool:
+        """Whether it rounds activations."""
+        return self.precision.endswith("activations")
+
     def cache(self) -> Policy:
         """A new policy."""
         return UNLIMITED[self.policy]() if self.capacity is None else POLICIES[self.policy](self.capacity)
@@ -68,7 +76,8 @@ class Way:
 
 LAZY = Way("NoCache")
 BLOCKS = Way("NoCache", linear="fused")
-BLOCKS_INT8 = replace(BLOCKS, linear="fused-int8")
+BLOCKS_INT16, BLOCKS_INT8 = (replace(BLOCKS, linear=linear) for linear in FUSED[1:])
+BLOCK_WAYS = (BLOCKS, BLOCKS_INT16, BLOCKS_INT8)
 KEPT = Way("HashMap")  # all weights in float32
 KEPT_RATE = "tokens a second, all float32 kept"  # KEPT in records of the pages of caches, in tok/s
 BY_QUANTS = ", by kit quants"  # after a way's quantity in records: what the table of quantizations shows of it

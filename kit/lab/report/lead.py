@@ -18,9 +18,13 @@ from kit.lab.report.run import Run
 from kit.lab.state import BUSY
 from kit.units import format_seconds
 
-OURS = {"kit": "", "kit, int8 activations": " --linear fused-int8"}  # engine of peers.json -> options of kit generate
+OURS = {  # engine of peers.json -> options of kit generate
+    "kit": "",
+    **{f"kit, int{bits} activations": f" --linear fused-int{bits}" for bits in (16, 8)},
+}
 PEER = "llama.cpp, mmap"  # its default: the file mapped
-WAYS = {"kit": "a token, blocks as they lie", "kit, int8 activations": "a token, blocks, int8 activations"}  # in MEASURED_IN
+WAYS = {name: f"a token, {name.replace('kit', 'blocks')}" for name in OURS}  # in MEASURED_IN
+WAYS["kit"] += " as they lie"
 MEASURED_IN = ("07_memory_frontier", "09_your_model")
 EXPERTS = "10_experts"  # a mixture in a part of the memory that it takes
 PEER_OF_EXPERTS = "a token, llama.cpp, mapped"
@@ -119,7 +123,7 @@ def _of_file(run: Run, rows: list[Record]) -> Lead | None:
         return None
     model, busy = run.request.model, _busy(ran, [row for row in rows if row.notebook == notebook])
     best = min(OURS.keys() & measured.keys(), key=lambda name: median(measured[name]))
-    bars = [Bar(f"kit{', 8-bit activations' * (best != 'kit')}", _quality(ran, best, model), "own", measured[best],
+    bars = [Bar(best.replace("int", "").replace(" act", "-bit act"), _quality(ran, best, model), "own", measured[best],
                 generate(run, OURS[best]))]  # fmt: skip
     explain = f"kit explain {shlex.quote(model)}" if model else ""
     if PEER in measured:
