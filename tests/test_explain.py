@@ -568,7 +568,7 @@ def test_a_gain_is_told_with_the_loss_that_it_costs(path, monkeypatch):
 
 
 def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
-    programs = [True, True, False, False]  # the first takes three tries, the second one
+    programs = [True, True, False, False, False]  # the first takes three tries, the others one
     answers = iter(programs + [True] * 3 + [False] * 9)
     monkeypatch.setattr("kit.lab.state.watched", lambda work, with_=(): (work(), 0.0, next(answers)))
     study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)

@@ -192,7 +192,8 @@ def test_what_is_measured_is_what_runs(tmp_path, model, name):
     if name == "float32":
         assert apart < 1e-5 * exact.std()
     else:
-        noise = 2e-6 * exact.std()  # of float32 sums: those of a float16 cache lie little above it
+        # of float32 sums: those of a float16 cache lie little above it; int16 rounds so finely that a layer changes the next
+        noise = (1e-4 if name == "int16 activations" else 2e-6) * exact.std()
         assert apart < 0.2 * (running - exact).square().mean().sqrt() + noise
 
 

@@ -20,9 +20,7 @@ from kit.trace import Trace
 
 _aten, _CONTEXT = torch.ops.aten, 4096  # positions whose keys and values a limit of memory has room for
 WAYS = {  # weights= -> (policy of the cache, variant of kit.model.linear)
-    "blocks": (None, "fused"),
-    "blocks-int16": (None, "fused-int16"),
-    "blocks-int8": (None, "fused-int8"),
+    **{f"blocks{kind}": (None, f"fused{kind}") for kind in ("", "-int16", "-int8")},
     "float32": (HashMap, "dequantized"),
 }
 

@@ -1,4 +1,4 @@
-"""What rounded activations would give a file: said where speed and loss were measured, and the loss is no more than llama.cpp's."""
+"""What rounded activations would give a file: said where speed and loss were measured, and llama.cpp loses about as much."""
 
 from kit.errors import KitError
 from kit.lab.costs import quality
@@ -12,8 +12,8 @@ _NEAR, _WORTH = 1.1, 1.05  # times llama.cpp's KL at most, besides the errors of
 
 
 def faster(file, store: Readings | None = None) -> str:
-    """A sentence about ``--linear fused-int8`` for an open file, or else ``fused-int16``, from the store of measurements and the
-    qualities that were kept (by `kit explain` and page 07); "" where speeds or losses were not measured, or nothing gains."""
+    """A sentence about ``--linear fused-int8`` for an open file, or else about ``fused-int16``, from the store of measurements
+    and the qualities that were kept; "" where `kit explain` or page 07 did not measure them all, or nothing gains."""
     try:
         losses = quality.kept(file)
     except KitError:  # no tokenizer or pass of the kit: no quality either
