@@ -250,7 +250,7 @@ CASES = {  # a notebook joins by its row
             "The blocks (799.2 KiB) fit.",
             "Once they are in memory, every way takes the same time: T per token.",
             "- Multiply by the blocks: T (measured) per token from 804.2 KiB, T (measured) from 5.00 MiB of float32.",
-            *(f"With more memory, blocks, int{bits} activations takes T (measured) in 804.2 KiB." for bits in (8, 16)),  # fastest
+            *(f"With more memory, blocks, int{bits} activations takes T (measured) in 804.2 KiB." for bits in (8, 16)),
             "The system may drop mapped pages, unless they are locked.",
             "Float32 (5.00 MiB) also fits: T per token.",
             "- Page faults of a mapped file read 0.73 GB/s (a guess: what page faults of a map brought on an M3 Max, where "
