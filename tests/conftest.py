@@ -1,6 +1,7 @@
 """What every test shares."""
 
 import collections
+import gc
 import multiprocessing
 import os
 import shutil
@@ -17,6 +18,8 @@ sys.modules.setdefault("rfc3987_syntax", None)  # as kit.lab.report does: two se
 # Whatever this shell says bytecode is written, or hundreds of processes compile all of kit and tests, each two seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+gc.set_threshold(50_000, 20)  # of 700: the collector takes an eighth of compiling, and finds nothing
 
 settings.register_profile("quick", deadline=None)  # how long an example takes, beside other processes, is no fault
 settings.register_profile("thorough", deadline=None, max_examples=2000)

@@ -32,7 +32,7 @@ def completed(*words):
         (("perplexity", "folder/"), ["file"]),
         (("fetch", "smollm2-135m", "gem"), ["gemma-3-270m"]),
         (("experts", "q"), ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "qwen"]),
-        (("generate", "--linear", "f"), ["fused", "fused-int8"]),
+        (("generate", "--linear", "f"), ["fused", "fused-int16", "fused-int8"]),
         (("generate", "--cache", "p"), ["pinned:"]),
         (("generate", "--policy", "LR"), ["LRU"]),
         (("reproduce", "--profile", "s"), ["smoke"]),

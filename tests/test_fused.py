@@ -103,7 +103,7 @@ def test_products_equal_float64(qtype, accuracy, rows, units, tokens, seed):
     check(qtype, rows, shape(qtype, units), tokens, accuracy, seed)
 
 
-@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("accuracy", ["float32", "int8"])
 @pytest.mark.parametrize("qtype", [*OTHERS[:4], *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS[4:])])
 def test_the_other_formats_too(qtype, accuracy):
     for tokens in (1, 3, gemm_codes.FEWEST):

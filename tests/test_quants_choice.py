@@ -84,10 +84,10 @@ def test_the_answer_follows_the_table():
 
 
 @pytest.mark.slow
-def test_the_command_measures_each_file_by_each_way(trained, tmp_path):
+def test_the_command_measures_each_file_by_each_way(smollm2, tmp_path):
     """On a trained model: fewer bits lose more, the file itself loses nothing, and the figure is drawn."""
     options = ["--to", "Q8_0,Q4_0", "--tokens", "80", "--rounds", "1", "--json", "--figure", str(tmp_path / "q.png")]
-    done = CliRunner().invoke(main, ["quants", str(trained), *options])
+    done = CliRunner().invoke(main, ["quants", str(smollm2), *options])
     assert done.exit_code == 0, done.output
     rows = pd.DataFrame(json.loads(done.stdout)["rows"]).set_index(["file", "way"])
     assert len(rows) == 6 and (rows["speed"] > 0).all() and (rows["bound"] > 0).all() and (rows["memory"] > rows["bytes"]).all()

@@ -24,7 +24,7 @@ from kit.lab.costs.measured import _HELD, Cost, keep, measure_costs, of_run
 from kit.lab.costs.measured_ways import measure_apart
 from kit.lab.costs.order import Order, draw, order_of
 from kit.lab.costs.study import Study
-from kit.lab.costs.ways import BackingStore, Way, predict, roofed, used_tensors
+from kit.lab.costs.ways import BLOCKS, LAZY, BackingStore, Way, predict, roofed, used_tensors
 from kit.lab.findings import reported
 from kit.lab.synthetic.write import synthesize
 from kit.model.hyperparameters import read_config
@@ -138,11 +138,11 @@ def test_each_way_has_the_bound_of_the_pages_that_it_reads(folder):
     costs = {part.kind: Cost(ones, ones, {"fused": 1.0}) for part in parts.values()}
     mapped, used = dataclasses.replace(MACHINE, map_gbps=0.8 * MACHINE.read_gbps), bytes_used(order.uses)
     bounds = {}
-    for way in (tables.BLOCKS, tables.LAZY, Way("HashMap"), Way("Pinned", 1 << 30, linear="pinned blocks")):
+    for way in (BLOCKS, LAZY, Way("HashMap"), Way("Pinned", 1 << 30, linear="pinned blocks")):
         plain, slow = (predict(way, parts, order, costs, machine, BackingStore(1.0)).bound for machine in (MACHINE, mapped))
         bounds[way] = plain, slow
-    assert bounds[tables.BLOCKS] == pytest.approx((used / 20e9, used / 16e9))
-    (lazy, slow), row = bounds[tables.LAZY], bytes_used([use for use in order.uses if use.is_rows])
+    assert bounds[BLOCKS] == pytest.approx((used / 20e9, used / 16e9))
+    (lazy, slow), row = bounds[LAZY], bytes_used([use for use in order.uses if use.is_rows])
     assert slow - lazy == pytest.approx((used - row) * (1 / 16e9 - 1 / 20e9), rel=1e-3)
     for way in (Way("HashMap"), Way("Pinned", 1 << 30, linear="pinned blocks")):
         assert bounds[way][0] == bounds[way][1] > 0
@@ -160,7 +160,7 @@ def test_the_roof_is_the_best_bandwidth_that_was_shown(folder):
         order = order_of(file, 3)
         costs = measure_costs(file, order.names, ("float32",))
         slow = kit.lab.machine.Machine(**{**vars(MACHINE), "read_gbps": 1e-6, "write_gbps": 1e-6})
-        found = predict(tables.BLOCKS, used_tensors(file, order), order, costs, slow)
+        found = predict(BLOCKS, used_tensors(file, order), order, costs, slow)
     assert found.bound > found.seconds
     (bounded,) = roofed([found])
     assert bounded.bound == pytest.approx(found.seconds)
@@ -176,13 +176,13 @@ def test_what_cannot_stay_is_read_from_the_disk_in_leasts_and_predictions(tmp_pa
     whole, token = sum(use.nbytes for use in uses if not use.is_rows), bytes_used(uses)
     slow = 1e-6  # GB/s: 1000 bytes a second
     for room in (whole, 2 * token, token // 2, 0):
-        for way in (tables.BLOCKS, tables.LAZY, Way("Pinned", 20_000), Way("LRU", 20_000)):
+        for way in (BLOCKS, LAZY, Way("Pinned", 20_000), Way("LRU", 20_000)):
             found = predict(way, parts, order, costs, MACHINE, BackingStore(slow, room))
             assert found.least <= found.seconds, way
             if room == 0:
                 assert found.from_disk > 0
-    assert predict(tables.BLOCKS, parts, order, costs, MACHINE, BackingStore(slow, 10 * whole)).from_disk == 0
-    nothing = predict(tables.BLOCKS, parts, order, costs, MACHINE, BackingStore(slow, 0))
+    assert predict(BLOCKS, parts, order, costs, MACHINE, BackingStore(slow, 10 * whole)).from_disk == 0
+    nothing = predict(BLOCKS, parts, order, costs, MACHINE, BackingStore(slow, 0))
     assert nothing.from_disk == pytest.approx((token - 4 * 32) / 1e3), "all but the row of the embedding"
 
 
@@ -261,7 +261,7 @@ def test_a_lack_of_memory_is_a_row(folder, monkeypatch):
         assert not study.measured and all("did not fit: needed" in why for why in study.unmeasured.values())
         assert "did not fit" in sentences.advise(study) and study.unmeasured
         order = study.order
-        real = measure_apart(tables.LAZY, file, order, 2, 1, 8 << 30)
+        real = measure_apart(LAZY, file, order, 2, 1, 8 << 30)
         assert real.seconds > 0 and real.result.shape == (file.tensors["token_embd.weight"].shape[0],)
         less = measure_apart(Way("HashMap"), file, order, 2, 1, 32 << 20)  # than its imports take
         assert "under a limit of 32.00 MiB" in less
