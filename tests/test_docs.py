@@ -35,7 +35,7 @@ from kit import cache
 from kit.lab import machine
 from kit.lab.claims import table as claims
 from kit.lab.commands import cli
-from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8
+from kit.lab.costs.ways import BLOCK_WAYS
 from kit.lab.remembered import contexts
 from kit.lab.synthetic.write import synthesize
 from kit.model import architectures, layers
@@ -325,7 +325,7 @@ def test_readme_s_block_and_its_picture_show_one_measurement_of_each_way():
     shown, block = _pages.pictures()["explain"][0]["ways"], _pages.block()
     measured = {name: format_seconds(seconds) for name, (seconds, _, how) in shown.items() if how == "measured"}
     told = {name: f"({seconds} per token" in " ".join(block.split()) for name, seconds in measured.items()}
-    assert {BLOCKS.label, BLOCKS_INT8.label, "llama.cpp, mmap"} == {name for name in told if told[name]}
+    assert {*(way.label for way in BLOCK_WAYS), "llama.cpp, mmap"} == {name for name in told if told[name]}
     assert all(least <= seconds for seconds, least, _ in shown.values())
 
 
