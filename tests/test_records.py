@@ -34,6 +34,15 @@ def test_an_unknown_claim_is_an_error_that_lists_the_known():
         claims.get("x")
 
 
+def test_the_title_of_speed_against_loss_fits_its_figure():
+    """With four engines it was wider, and the page made the whole figure small."""
+    names = ["kit", "kit, int16 activations", "kit, int8 activations", "llama.cpp, mmap"]
+    figure, axes = figures.against_kl(pd.Series([0.8, 0.93, 1.01, 1.0], names), pd.Series([1e-11, 1e-8, 1e-3, 1e-3], names))
+    figure.canvas.draw()
+    assert axes.get_title("left") == "Times llama.cpp's speed: kit 0.80, int16 0.93, int8 1.01"
+    assert axes._left_title.get_window_extent().x1 < figure.bbox.width
+
+
 def test_an_axis_of_less_than_two_decades_has_more_labels():
     for high, told in ((0.3, {"10.0 ms", "20.0 ms", "50.0 ms", "100 ms", "200 ms"}), (3.0, {"10.0 ms", "100 ms", "1.00 s"})):
         _, axes = figures.new()
