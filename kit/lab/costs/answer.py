@@ -18,10 +18,8 @@ from kit.lab.state import BUSY
 from kit.system.paths import shown
 from kit.units import format_bytes, format_seconds
 
-_ROUNDED, _PEER = (
-    ("int16 activations", "int8 activations"),
-    PEER.partition(",")[0],
-)  # rows of kit.lab.costs.quality; of llama.cpp one for each version
+_ROUNDED = ("int16 activations", "int8 activations")  # rows of kit.lab.costs.quality
+_PEER = PEER.partition(",")[0]  # the same of llama.cpp, which has one for each version
 _WORTH = 1.05  # times as fast: less is no reason to change anything
 
 
