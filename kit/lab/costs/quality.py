@@ -172,7 +172,7 @@ def with_errors(table):
     columns = {
         name: [text(*pair) for pair in zip(table[name], table[f"{name}_error"], strict=True)] for name, text in texts.items()
     }
-    names = {"ratio": "of float32's", "kl": "KL to float32, nats"}
+    names = {"ratio": "of float32's", "kl": "KL to float32 (nats)"}
     out = library("pandas").DataFrame(columns, index=table.index).rename(columns=names)
     return out.assign(**{"same token": [f"{share:.1%}" for share in table.same], "kit perplexity": table.command})
 
