@@ -175,8 +175,8 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
         yield "no_quality", data, f"{title}\n{paragraph(f'Not measured: {data}')}"
     else:
         title += f" ({data.tokens.iloc[0]:,} positions of English, one standard error)"
-        table = quality.with_errors(data).rename(columns={"KL to float32 (nats)": "KL (nats)"})  # a way's name stays whole
-        yield "no_quality", "", f"{title}\n{as_text(table)}"
+        narrow = quality.with_errors(data).rename(columns={"KL to float32 (nats)": "KL (nats)"})  # a way's name stays whole
+        yield "no_quality", "", f"{title}\n{as_text(narrow)}"
     yield "quality", [] if isinstance(data, str) else rows(data), ""
     yield from _tables(study, everything, rows, table, more)
     yield "says", [what(study), how(study), advise(study)], _rest(study)
