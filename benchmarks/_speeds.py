@@ -279,7 +279,7 @@ def picture(points: list[list]):
                 axes.plot((kl, kl), (low, high), color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
                 axes.plot(kl, ratio, mark, color=color)
         figures.over_kl(axes)
-        axes.set_title(f"{model} ({cpu})", fontsize=10.5)
+        axes.set_title(f"{model}\n{cpu}", fontsize=10.5)  # on one line two panels overlap
     grid[0, 0].set_ylim(0)  # of all panels, now that each has its points
     for axes in grid[:, 0]:
         axes.set_ylabel("times llama.cpp's speed")
