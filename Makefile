@@ -90,9 +90,10 @@ lab: $(VENV)/.notebooks ## JupyterLab on loopback, with its token, on copies of 
 	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY-passive} THP_MEM_ALLOC_ENABLE=$${THP_MEM_ALLOC_ENABLE-1} \
 		$(BIN)/jupyter lab --ip=127.0.0.1 $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=$(COPIES) $(ARGS)
 
-lint: $(STAMP) ## ruff, with fixes
+lint: $(STAMP) ## ruff, with fixes; warnings about sizes and names
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python tests/counts.py
 
 clean: ## the environment and generated models; results stay
 	rm -rf $(VENV) data/models

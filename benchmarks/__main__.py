@@ -13,7 +13,7 @@ import benchmarks
 from benchmarks import _files
 from kit import __version__, system
 from kit.errors import KitError
-from kit.lab import machine
+from kit.lab.measuring import machine
 from kit.system.paths import ROOT
 
 _OTHERS = {"gpu_session"}  # a script of its own

@@ -1,4 +1,4 @@
-"""Engines beyond those of kit.lab.costs.engines: ik_llama.cpp, transformers, and the kit under transformers.
+"""Engines beyond those of kit.lab.engines.processes: ik_llama.cpp, transformers, and the kit under transformers.
 
 IK_LLAMA_CPP names the libllama.so of a build of ik_llama.cpp (commit 8337e4c), which has no wheel.
 """
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import kit
 from kit.errors import ModelError, ReportError
-from kit.lab import llama_cpp
-from kit.lab.costs.engines import ENGINES, Engine, llama_engine
-from kit.lab.llama_cpp import _BOOL, _INT
+from kit.lab.engines import llama_cpp
+from kit.lab.engines.llama_cpp import _BOOL, _INT
+from kit.lab.engines.processes import ENGINES, Engine, llama_engine
 from kit.system import memory_available, usable_cores
 from kit.units import format_bytes
 
@@ -32,7 +32,7 @@ def no_ik() -> str:
 
 @cache
 def _ik_library():
-    """Its library, under the names that llama.cpp gave the same functions since. ModelError as kit.lab.llama_cpp.library."""
+    """Its library, under the names that llama.cpp gave the same functions since. ModelError as engines.llama_cpp.library."""
     if reason := no_ik():
         raise ModelError(reason)
     lib = llama_cpp.loaded("IK_LLAMA_CPP", Path(os.environ["IK_LLAMA_CPP"]))

@@ -14,7 +14,7 @@ from pathlib import Path
 import kit
 from kit.gguf import large_pages, pagecache, trained
 from kit.gguf.mapped import MappedFile
-from kit.lab import pages
+from kit.lab.measuring import pages
 from kit.lab.synthetic import write
 from kit.system import advise, memory_available
 

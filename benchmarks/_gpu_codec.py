@@ -19,7 +19,7 @@ def tile_rows(here: bool) -> list[dict]:
     if not here:
         return []
     from kit.codec.triton import decode_on_device, start, upload
-    from kit.lab.gpu import time_on_device
+    from kit.lab.measuring.gpu import time_on_device
 
     rows = []
     for count in _TILES:
@@ -60,7 +60,7 @@ def _nvcomp(values: torch.Tensor) -> tuple[float, int]:
     """(median seconds of a decode without synchronization, compressed bytes)."""
     from nvidia import nvcomp
 
-    from kit.lab.gpu import time_on_device
+    from kit.lab.measuring.gpu import time_on_device
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -99,7 +99,7 @@ def streaming_rows(device: dict, here: bool) -> list[dict]:
 
 
 def _pass(matrices) -> float:
-    from kit.lab.gpu import time_on_device
+    from kit.lab.measuring.gpu import time_on_device
     from kit.lab.on_device.compressed import Streamed
 
     stream = Streamed(matrices)

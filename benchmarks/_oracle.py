@@ -1,4 +1,4 @@
-"""oracleGeneral traces for libCacheSim; kit.lab.oracle reads them."""
+"""oracleGeneral traces for libCacheSim; kit.lab.predicting.oracle reads them."""
 
 import math
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 from kit.cache.traces import Requests
 from kit.errors import TraceError
-from kit.lab.oracle import RECORD
+from kit.lab.predicting.oracle import RECORD
 
 LARGEST = 2**32 - 1
 

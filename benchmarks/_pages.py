@@ -14,8 +14,8 @@ from benchmarks import _speeds, waits
 from benchmarks._pictures import by_memory, pictures
 from benchmarks._records import FULL, REFERENCE, explained, newest, row
 from kit import __version__
-from kit.lab import machine
 from kit.lab.claims import table as claims
+from kit.lab.measuring import machine
 from kit.system.paths import ROOT
 from kit.units import format_seconds
 

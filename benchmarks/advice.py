@@ -18,7 +18,7 @@ import pandas as pd
 from benchmarks._files import fetch
 from kit.errors import ReportError
 from kit.gguf import pagecache
-from kit.lab.group import Group, missing_rights
+from kit.lab.measuring.group import Group, missing_rights
 from kit.model.budget import PROGRAM
 
 MODELS, SHARES, TOKENS = ("qwen2.5-coder-1.5b", "smollm2-135m"), (0.6, 1.0, 2.0), 24

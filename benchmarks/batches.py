@@ -10,8 +10,8 @@ import torch
 import kit
 from benchmarks._files import cached_model
 from benchmarks._turns import Side, serve
-from kit.lab import measure
-from kit.lab.llama_cpp import ENVIRONMENT
+from kit.lab.engines.llama_cpp import ENVIRONMENT
+from kit.lab.measuring import measure
 from kit.system.paths import models_folder
 
 TOKENS = (1, 4, 16, 64)

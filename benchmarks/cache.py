@@ -11,8 +11,8 @@ from benchmarks._oracle import write
 from kit.cache import POLICIES
 from kit.cache.store import WeightCache
 from kit.cache.traces import repeated
-from kit.lab import measure
-from kit.lab.bounds import interval_bound, stack_distances
+from kit.lab.measuring import measure
+from kit.lab.predicting.bounds import interval_bound, stack_distances
 from kit.lab.synthetic.geometry import GEOMETRIES, decode_order
 
 GOALS = {"LRU": 1.0}  # seconds a replay, at most; every other policy has SLOWEST

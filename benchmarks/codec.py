@@ -8,7 +8,7 @@ import zstandard
 import kit.codec
 from kit.codec.codings import quantize
 from kit.codec.encoder import entropy as entropy_of
-from kit.lab import measure
+from kit.lab.measuring import measure
 
 TILES = 128
 TILE = 1 << 16

@@ -18,8 +18,8 @@ from kit.cpu.simd.memory import fence, stream
 from kit.cpu.simd.vectors import broadcast, f32x16
 from kit.cpu.tasks import task
 from kit.gguf.formats import FORMATS
-from kit.lab import measure
 from kit.lab.exactness import random_blocks
+from kit.lab.measuring import measure
 from kit.quants import reference
 
 ROWS, COLUMNS = 12288, 4096  # 201 MB of float32

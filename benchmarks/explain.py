@@ -8,11 +8,11 @@ import pandas as pd
 import kit
 from benchmarks._files import cached_model
 from kit.gguf.trained import TRAINED
-from kit.lab import machine
-from kit.lab.costs.measured import Cost, measure_costs
-from kit.lab.costs.measured_ways import measure
-from kit.lab.costs.order import order_of
-from kit.lab.costs.ways import BLOCKS, Way, predict, used_tensors
+from kit.lab.explaining.measured_ways import measure
+from kit.lab.measuring import machine
+from kit.lab.predicting.measured import Cost, measure_costs
+from kit.lab.predicting.order import order_of
+from kit.lab.predicting.ways import BLOCKS, Way, predict, used_tensors
 from kit.system.paths import models_folder
 
 GENERATED = {"tinyllama-1.1b": 4, "granite-3.3-8b": 1}  # layers of each

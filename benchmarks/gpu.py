@@ -12,7 +12,7 @@ from benchmarks._gpu_codec import NOT_MEASURED, nvcomp_row, streaming_rows, tile
 from benchmarks._gpu_kernels import dequantizer, gemv, tile_decoder
 from benchmarks.gpu_session import dequantize_seconds, device_blocks, device_model, product_seconds
 from kit.gguf.formats import FORMATS
-from kit.lab.machine import peaks
+from kit.lab.measuring.machine import peaks
 from kit.lab.synthetic.geometry import GEOMETRIES
 
 _GEMV = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0")
@@ -40,7 +40,7 @@ def run() -> pd.DataFrame:
 
 def _measured_device() -> dict:
     """The columns of data/devices.yaml of the device that is here; its clock is the nominal one."""
-    from kit.lab.gpu import probe_device
+    from kit.lab.measuring.gpu import probe_device
 
     properties = torch.cuda.get_device_properties(0)
     return probe_device() | {"multiprocessors": properties.multi_processor_count, "clock_ghz": properties.clock_rate / 1e6}

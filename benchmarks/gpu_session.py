@@ -40,7 +40,7 @@ def device_blocks(qtype: str, rows: int, columns: int) -> torch.Tensor:
 
 
 def _median(work, samples: int) -> float:
-    from kit.lab.gpu import time_on_device
+    from kit.lab.measuring.gpu import time_on_device
 
     return float(np.median(time_on_device(work, samples)))
 
@@ -89,7 +89,7 @@ def device_model(name: str):
 
 def limits(tiny: bool) -> list[dict]:
     """The measured limits of the device."""
-    from kit.lab.gpu import probe_device
+    from kit.lab.measuring.gpu import probe_device
 
     if not torch.cuda.is_available():
         return [{"name": "none: kernels are interpreted on the CPU", "read_gbps": 1.0, "copy_gbps": 1.0}]

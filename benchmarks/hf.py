@@ -15,8 +15,8 @@ from benchmarks import parts, quality
 from benchmarks._files import fetch
 from benchmarks.decode import masked
 from kit.gguf.trained import TRAINED
-from kit.lab.costs import peers
-from kit.lab.costs.divergence import window_of
+from kit.lab.explaining import peers
+from kit.lab.predicting.divergence import window_of
 from kit.lab.tables import number
 
 ENGINES = {  # engine -> its row in tables

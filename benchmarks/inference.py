@@ -10,7 +10,7 @@ import torch
 
 import kit
 from benchmarks._files import cached_model
-from kit.lab import measure
+from kit.lab.measuring import measure
 from kit.lab.synthetic.geometry import GEOMETRIES
 from kit.lab.synthetic.write import synthesize
 from kit.model.attention import ATTENTION

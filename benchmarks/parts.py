@@ -17,7 +17,7 @@ import kit
 import kit.hf
 from benchmarks import decode
 from kit.gguf.trained import TRAINED
-from kit.lab import pages
+from kit.lab.measuring import pages
 
 MODELS = decode.MODELS
 HELD, PROMPT = 64, 512  # positions before the token; tokens of a prompt

@@ -9,8 +9,8 @@ import torch
 from benchmarks._turns import Side, serve
 from kit.cpu.linear import linear
 from kit.gguf.formats import FORMATS
-from kit.lab import measure
 from kit.lab.exactness import random_blocks
+from kit.lab.measuring import measure
 
 NAMES = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q5_K", "Q4_0", "F16", "BF16", "F32")
 LEAST, HOPED = 0.85, 0.95

@@ -22,12 +22,13 @@ from kit.cpu.tasks import source_stamp
 from kit.gguf import writer
 from kit.gguf.reader import TensorInfo
 from kit.gguf.trained import TRAINED
-from kit.lab import llama_cpp
-from kit.lab.costs import divergence, peers
-from kit.lab.costs.divergence import compare, recorded, window_of
-from kit.lab.costs.engines import Process
-from kit.lab.costs.quality import quality
-from kit.lab.machine import library_version
+from kit.lab.engines import llama_cpp
+from kit.lab.engines.processes import Process
+from kit.lab.explaining import peers
+from kit.lab.measuring.machine import library_version
+from kit.lab.predicting import divergence
+from kit.lab.predicting.divergence import compare, recorded, window_of
+from kit.lab.predicting.quality import quality
 from kit.system.paths import models_folder
 
 LONG, POSITIONS = "qwen2.5-coder-1.5b", 4096  # a model of a size that people run: every precision, on so many positions
@@ -68,7 +69,7 @@ def run(only: str = "", tokens: int = TOKENS) -> pd.DataFrame:
 
 
 def _long() -> list[dict]:
-    """Every precision of kit.lab.costs.quality, and llama.cpp as it is used, on POSITIONS positions of one text."""
+    """Every precision of kit.lab.predicting.quality, and llama.cpp as it is used, on POSITIONS positions of one text."""
     path, tokens = fetch(LONG), divergence.CONTEXT + POSITIONS + 1
     with kit.open(path) as file:
         peer = None if ENGINES[peers.PEER].missing() else Process(peers.PEER, path, tokens)
@@ -112,7 +113,7 @@ def _digest(path: Path) -> str:
 
 @cache
 def of(path: Path, engine: str, name: str, tokens: int = TOKENS, environment: tuple = (), **options) -> dict[str, float]:
-    """The columns of kit.lab.costs.quality for an engine of peers.ENGINES in a pass of PASSES. ``environment``: pairs of
+    """The columns of kit.lab.predicting.quality for an engine of peers.ENGINES in a pass of PASSES. ``environment``: pairs of
     a variable and its value, for the engine's process."""
     window, truth = _truth(path, tokens)
     logits = peers.logits_of(engine, path, window, PASSES[name], dict(environment), **options)

@@ -15,9 +15,9 @@ from kit.cache import POLICIES
 from kit.cache.traces import popular
 from kit.gguf import writer
 from kit.gguf.reader import TensorInfo
-from kit.lab import measure
-from kit.lab.bounds import stack_distances
 from kit.lab.commands.cli import main as command
+from kit.lab.measuring import measure
+from kit.lab.predicting.bounds import stack_distances
 from kit.system.paths import models_folder
 
 OBJECTS, TENSORS, PARTS = (10, 100, 1_000, 10_000, 100_000), (10, 100, 1_000, 10_000, 100_000), (10, 100, 1_000)

@@ -2,7 +2,7 @@
 
 Every side is a process under a control group's limit, on the same file and the same random tokens, from a dropped page cache.
 The model's own router chooses; generated weights send most tokens to the same experts, which is the easiest case. So the kit's
-sides run with drawn routes as well (kit.lab.routing, with the parameters of the Qwen3 capture), from the first decoded token
+sides run with drawn routes as well (predicting.routing, with the parameters of the Qwen3 capture), from the first decoded token
 on. A token's seconds are the median of the second half. "least, s" is what no way can pass: its misses from the disk, at
 its probe's speed or that of the fastest token, or all its bytes from memory, whichever takes longer. "kit, slots of" is slots
 of more and more bytes under one limit.
@@ -25,12 +25,13 @@ from kit.cache.stats import Stats
 from kit.errors import ReportError
 from kit.gguf import pagecache
 from kit.gguf.sources import largest_part
-from kit.lab import child, routing, state
-from kit.lab.costs.expert_caches import dense_bytes
+from kit.lab.engines.llama_cpp import ENVIRONMENT, LOAD_MODES, Llama
 from kit.lab.findings.offload import OFFLOADS, HeldBy
-from kit.lab.group import Group, missing_rights
-from kit.lab.llama_cpp import ENVIRONMENT, LOAD_MODES, Llama
-from kit.lab.routes import Routes, geometry_of
+from kit.lab.measuring import child, state
+from kit.lab.measuring.group import Group, missing_rights
+from kit.lab.predicting import routing
+from kit.lab.predicting.expert_caches import dense_bytes
+from kit.lab.predicting.routes import Routes, geometry_of
 from kit.model import budget, readers
 from kit.model.slot_layout import SlotLayout
 from kit.system import counters, own_memory, peak_memory

@@ -26,8 +26,9 @@ from kit.cpu import threads
 from kit.cpu.linear import Activations
 from kit.cpu.simd.atomics import call_task
 from kit.cpu.threads import Program
-from kit.lab import llama_cpp, measure
+from kit.lab.engines import llama_cpp
 from kit.lab.exactness import random_blocks
+from kit.lab.measuring import measure
 
 SHAPES = ((2048, 2048), (256, 2048), (256, 2048), (2048, 2048), (5632, 2048), (5632, 2048), (2048, 5632))  # of a layer
 LAYERS, FORMAT = 22, "Q4_K"

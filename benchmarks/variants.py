@@ -23,7 +23,7 @@ def run(only: str = "", samples: int = 5):
     from benchmarks._files import cached_model
     from benchmarks._turns import Side
     from kit.cpu.simd import available
-    from kit.lab import measure
+    from kit.lab.measuring import measure
     from kit.system.paths import ROOT, models_folder
 
     path, rows = str(cached_model(MODEL, layers=4, folder=models_folder())), []

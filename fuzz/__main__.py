@@ -14,7 +14,7 @@ import sys
 from datetime import UTC, datetime
 
 from fuzz.targets import TARGETS
-from kit.lab import machine
+from kit.lab.measuring import machine
 from kit.system.paths import ROOT
 
 CORPUS = ROOT / "data" / "fuzz"

@@ -25,8 +25,8 @@ import psutil
 from nbformat import v4
 
 from kit.gguf import trained
-from kit.lab import machine
 from kit.lab.commands import cli
+from kit.lab.measuring import machine
 from kit.system.paths import ROOT
 
 MARK = "KIT_KILLS"  # variable in the environment of everything that a killed command has started
@@ -135,7 +135,7 @@ class Grid:
 
 class Reproduce(Grid):
     def __init__(self, folder: Path):
-        import kit.lab.doctor
+        import kit.lab.measuring.doctor
         import kit.lab.report.html
         import kit.lab.report.index
         import kit.lab.report.run  # noqa: F401

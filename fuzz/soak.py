@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from kit.cache.policies.base import LRU
 from kit.cache.prefetch import Prefetcher
 from kit.cache.store import WeightCache
-from kit.lab import machine
+from kit.lab.measuring import machine
 from kit.system.paths import ROOT
 
 OBJECTS, SIZE, LIMIT, AHEAD = 40, 10, 200, 40

@@ -126,7 +126,7 @@ def _trace_seeds():
 
 def _oracle(data: bytes) -> None:
     import kit
-    from kit.lab import oracle
+    from kit.lab.predicting import oracle
 
     trace = oracle.read(_file(data, "fuzz.bin"))
     if len(trace) < 200:
@@ -135,7 +135,7 @@ def _oracle(data: bytes) -> None:
 
 
 def _csv(data: bytes) -> None:
-    from kit.lab.oracle import read_trace
+    from kit.lab.predicting.oracle import read_trace
 
     read_trace(_file(data, "fuzz.csv"))
 
@@ -240,8 +240,8 @@ TARGETS = {
     "gguf": Target(_gguf_seeds, _gguf, ("kit.gguf.metadata", "kit.gguf.reader", "kit.lab.summary")),
     "blocks": Target(_block_seeds, _blocks, ("kit.quants.registry",)),
     "tiles": Target(_tile_seeds, _tiles, ("kit.codec.tiles:Tiles.from_bytes", "kit.codec.tiles:Layout.check")),
-    "oracle": Target(_trace_seeds, _oracle, ("kit.lab.oracle", "kit.cache.replay")),
-    "csv": Target(lambda: [b"name,nbytes\na,3\nb,5\n"], _csv, ("kit.lab.oracle", "kit.cache.traces")),
+    "oracle": Target(_trace_seeds, _oracle, ("kit.lab.predicting.oracle", "kit.cache.replay")),
+    "csv": Target(lambda: [b"name,nbytes\na,3\nb,5\n"], _csv, ("kit.lab.predicting.oracle", "kit.cache.traces")),
     "grid": Target(
         lambda: [b"profile: smoke\nnotebooks: [decode]\nmodels: [tiny-llama]\n"], _grid, ("kit.lab.report.sweep.spec",)
     ),

@@ -42,7 +42,7 @@ def close_figures():
 
 @pytest.fixture(autouse=True)
 def own_measurements(monkeypatch, tmp_path_factory, request):
-    """Each test has a store of measurements of its own (kit.lab.measurements), which is made at the first write."""
+    """Each test has a store of measurements of its own (kit.lab.measuring.measurements), which is made at the first write."""
     monkeypatch.setenv("KIT_MEASURED", str(tmp_path_factory.getbasetemp() / f"measured-{abs(hash(request.node.nodeid))}"))
 
 

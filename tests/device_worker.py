@@ -21,8 +21,8 @@ def start():
 def session(folder, notebook):
     """A session with the interpreter as its device "cuda", and invented limits."""
     import kit
-    from kit.lab import machine
-    from kit.lab.gpu import Limits
+    from kit.lab.measuring import machine
+    from kit.lab.measuring.gpu import Limits
 
     invented = machine.Machine("m", "cpu", 2, 2**34, 2**34, 20.0, 20.0, 20.0, 100.0, 5.0)
     machine.of_run = lambda out: invented
@@ -117,7 +117,7 @@ def compressed_finding(path):
     """(tokens, seconds of each, bytes held, passes over the bus)."""
     from kit.codec.container import CompressedFile
     from kit.lab.findings import tiles_on_device
-    from kit.lab.gpu import Limits
+    from kit.lab.measuring.gpu import Limits
 
     file = CompressedFile(path)
     tiles_on_device.time_on_device = lambda work, samples: timeit.repeat(work, number=1, repeat=samples)

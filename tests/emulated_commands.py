@@ -14,7 +14,7 @@ import tempfile
 import time
 from datetime import UTC, datetime
 
-from kit.lab.machine import describe
+from kit.lab.measuring.machine import describe
 from kit.lab.synthetic.write import cached_model
 from kit.system.paths import ROOT
 

@@ -11,7 +11,7 @@ import model_files
 import numpy as np
 
 import kit
-from kit.lab.remembered import by_kind
+from kit.lab.predicting.remembered import by_kind
 from kit.model.architectures import ARCHITECTURES
 from kit.system.paths import ROOT
 

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from kit.lab import llama_cpp
+from kit.lab.engines import llama_cpp
 
 
 def tokenize(path, texts, add_special=True, parse_special=True):

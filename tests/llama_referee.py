@@ -48,7 +48,7 @@ class Referee:
 
 def _answer():
     from kit.errors import KitError
-    from kit.lab.llama_cpp import Llama
+    from kit.lab.engines.llama_cpp import Llama
 
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # llama.cpp prints there when it ends

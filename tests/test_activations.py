@@ -12,9 +12,9 @@ import kit
 from kit.cpu import activations, gemm_codes
 from kit.cpu.linear import linear
 from kit.gguf.formats import BY_ID, FORMATS
-from kit.lab import llama_cpp
-from kit.lab.costs.divergence import window_of
+from kit.lab.engines import llama_cpp
 from kit.lab.exactness import random_blocks
+from kit.lab.predicting.divergence import window_of
 from kit.model.linear import LINEAR
 
 GROUPS = {"Q8_0": 32, "Q8_1": 32, "Q8_K": 256}

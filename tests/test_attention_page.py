@@ -12,8 +12,8 @@ from invented import MACHINE
 from test_first_token import SLOW, curve
 
 from kit.lab.claims.records import read
-from kit.lab.costs import attention as costs
 from kit.lab.findings import pressure
+from kit.lab.predicting import attention as costs
 from kit.lab.synthetic.geometry import GEOMETRIES
 from kit.model.hyperparameters import read_config
 
@@ -23,7 +23,7 @@ NAME, GRANITE = "04_attention", GEOMETRIES["granite-3.3-8b"]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
     monkeypatch.setattr(pressure, "of_run", lambda lab: curve())
 
 

@@ -21,8 +21,8 @@ from benchmarks.__main__ import NAMES, main
 from kit.cache import POLICIES
 from kit.errors import ReportError
 from kit.gguf.formats import FORMATS
-from kit.lab import llama_cpp
-from kit.lab.group import missing_rights
+from kit.lab.engines import llama_cpp
+from kit.lab.measuring.group import missing_rights
 from kit.model.attention import ATTENTION
 from kit.system.paths import ROOT
 

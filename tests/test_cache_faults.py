@@ -5,7 +5,7 @@ import threading
 import torch
 
 from kit.cache.policies.base import LRU, HashMap
-from kit.lab import faults
+from kit.lab.findings import faults
 
 SCAN = [(f"blk.{i}.w", 10) for i in range(8)]
 

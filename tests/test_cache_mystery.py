@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from invented import MACHINE
 
 import kit
-from kit.lab import faults
 from kit.lab.claims.records import read
-from kit.lab.findings import live, load_test, preloading
+from kit.lab.findings import faults, live, load_test, preloading
 from kit.lab.synthetic.write import cached_model
 
 NAME = "02_cache_mystery"
@@ -24,7 +23,7 @@ NAME = "02_cache_mystery"
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from kit.cache.policies.pinned import Pinned
 from kit.cache.policies.queues import CLOCK, S3FIFO, SIEVE
 from kit.cache.traces import Requests, repeated, requests
 from kit.errors import CacheError
-from kit.lab import bounds
+from kit.lab.predicting import bounds
 
 POLICIES = [*(make for make in cache.POLICIES.values() if make is not MIN), functools.partial(LFU, window=5), NextUse]
 

@@ -12,9 +12,9 @@ import kit
 from benchmarks._oracle import write
 from kit.cache.replay import replay_hits
 from kit.errors import TraceError
-from kit.lab import routes
-from kit.lab.bounds import stack_distances
 from kit.lab.commands.cli import main
+from kit.lab.predicting import routes
+from kit.lab.predicting.bounds import stack_distances
 from kit.lab.synthetic.write import synthesize
 
 PHONE = {  # capture -> (budget in MiB, hits in % that the phone reported for all accesses and for decode)

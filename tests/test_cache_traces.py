@@ -15,7 +15,7 @@ from benchmarks._oracle import write
 from kit.cache.policies.base import LRU, HashMap
 from kit.cache.traces import Requests, repeated, requests
 from kit.errors import TraceError
-from kit.lab import oracle
+from kit.lab.predicting import oracle
 from kit.lab.synthetic.geometry import GEOMETRIES, decode_order
 from kit.lab.synthetic.write import synthesize
 

@@ -22,7 +22,7 @@ NAME = "03_cache_variants"
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,14 @@ from test_first_token import SLOW, SPEEDS, curve, dequantized
 from traces import mixture_of_experts
 
 import kit
-from kit.lab import disk, measurements, routing
 from kit.lab.claims import book, gates, records
-from kit.lab.costs.elsewhere import GUESS
-from kit.lab.costs.measured import Cost
-from kit.lab.costs.measured_ways import Measured
-from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8
+from kit.lab.explaining.elsewhere import GUESS
+from kit.lab.explaining.measured_ways import Measured
 from kit.lab.findings import dequantizers, pressed, pressure
+from kit.lab.measuring import disk, measurements
+from kit.lab.predicting import routing
+from kit.lab.predicting.measured import Cost
+from kit.lab.predicting.ways import BLOCKS, BLOCKS_INT8
 from kit.lab.synthetic.write import cached_model
 from kit.system.paths import ROOT, models_folder
 
@@ -332,11 +333,13 @@ TIME = re.compile(r"[\d.,]+ (ns|us|ms|s)\b")  # differ from run to run anyway
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
-    monkeypatch.setattr("kit.lab.costs.peers.of_run", lambda lab, path: ENGINES)  # each a process: tests/test_peers.py
-    monkeypatch.setattr("kit.lab.costs.peers.readings", lambda *_, **__: {})
+    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.explaining.peers.of_run", lambda lab, path: ENGINES)  # each a process: tests/test_peers.py
+    monkeypatch.setattr("kit.lab.explaining.peers.readings", lambda *_, **__: {})
     monkeypatch.setattr("kit.lab.findings.pressed.measure", lambda path, *how: FROM_DISK.get(path) or measured_once(path, *how))
-    monkeypatch.setattr("kit.lab.state.settle", lambda patience: "")  # what other processes do is no sentence of the page
+    monkeypatch.setattr(
+        "kit.lab.measuring.state.settle", lambda patience: ""
+    )  # what other processes do is no sentence of the page
     monkeypatch.setattr(dequantizers, "measure", lambda path: dequantized())
     monkeypatch.setattr(pressure, "of_run", lambda lab, shares=(), swap=False: curve())
 

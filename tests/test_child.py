@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ReportError
-from kit.lab import child
+from kit.lab.measuring import child
 from kit.system.paths import ROOT
 
 
@@ -70,7 +70,7 @@ def test_it_runs_as_it_is_told():
         return subprocess.run(command, **how)
 
     assert ask(told, run=run, cwd="/")["arguments"] == []
-    assert asked == [([sys.executable, "-m", "kit.lab.child"], "/")]
+    assert asked == [([sys.executable, "-m", "kit.lab.measuring.child"], "/")]
     with pytest.raises(subprocess.TimeoutExpired):
         ask(told, timeout=1e-3)
 

@@ -115,7 +115,7 @@ def test_a_bug_keeps_its_traceback(error):
 
 
 def test_doctor_says_what_to_do(monkeypatch):
-    from kit.lab import doctor
+    from kit.lab.measuring import doctor
 
     rows = [doctor.Check("GPU", "note", "none", "buy one"), doctor.Check("disk", "bad", "full", "free some")]
     monkeypatch.setattr(doctor, "checks", lambda tier, measure: rows)
@@ -126,7 +126,7 @@ def test_doctor_says_what_to_do(monkeypatch):
 
 def test_doctor_checks_this_machine():
     from kit.cpu import simd
-    from kit.lab import doctor
+    from kit.lab.measuring import doctor
 
     states = {row.subject: row.state for row in doctor.checks(simd.describe())}
     assert states["Python"] == states["torch"] == "ok"

@@ -14,7 +14,7 @@ from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
 from kit.errors import CodecError, ModelError
 from kit.lab.compressor import compress
-from kit.lab.faults import TwoLevels
+from kit.lab.findings.faults import TwoLevels
 from kit.lab.synthetic.write import synthesize
 
 PROMPT = [1, 5, 9, 200]

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 import kit
 from kit.lab.commands import cli
-from kit.lab.costs import depth
-from kit.lab.remembered import by_kind, contexts, held, kind_of
+from kit.lab.explaining import depth
+from kit.lab.predicting.remembered import by_kind, contexts, held, kind_of
 from kit.model.budget import divide
 from kit.model.hyperparameters import read_config
 from kit.model.kvcache import KV_TYPES

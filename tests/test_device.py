@@ -17,13 +17,13 @@ from click.testing import CliRunner
 import kit
 from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
-from kit.lab import doctor, machine
 from kit.lab.claims import records
 from kit.lab.claims.runs import changes
 from kit.lab.commands.cli import main
 from kit.lab.compressor import compress
-from kit.lab.doctor import check_device
-from kit.lab.gpu import Limits
+from kit.lab.measuring import doctor, machine
+from kit.lab.measuring.doctor import check_device
+from kit.lab.measuring.gpu import Limits
 from kit.lab.report import planning
 from kit.lab.report import run as runs
 from kit.lab.report.sweep import spec as specs

@@ -32,11 +32,11 @@ import kit
 import kit.cpu
 from benchmarks import _pages, _records
 from kit import cache
-from kit.lab import machine
 from kit.lab.claims import table as claims
 from kit.lab.commands import cli
-from kit.lab.costs.ways import BLOCK_WAYS
-from kit.lab.remembered import contexts
+from kit.lab.measuring import machine
+from kit.lab.predicting.remembered import contexts
+from kit.lab.predicting.ways import BLOCK_WAYS
 from kit.lab.synthetic.write import synthesize
 from kit.model import architectures, layers
 from kit.system.paths import ROOT
@@ -148,7 +148,7 @@ OWN = {
 
 def test_every_variable_stands_in_one_page():
     """Each that the code or a script reads, and no other."""
-    from kit.lab.doctor import VARIABLES
+    from kit.lab.measuring.doctor import VARIABLES
 
     told = set(re.findall(r"`([A-Z_]{4,})\b", (ROOT / "docs" / "environment.md").read_text()))
     code = "".join(path.read_text() for room in ("kit", "benchmarks", "tests") for path in (ROOT / room).rglob("*.py"))

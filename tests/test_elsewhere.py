@@ -11,10 +11,10 @@ import kit
 from kit.errors import ReportError
 from kit.gguf.uses import Use, uses_of
 from kit.lab.commands import cli
-from kit.lab.costs import elsewhere, sentences
-from kit.lab.costs.elsewhere import GUESS, KEPT, LAZY, LOCKED, MAPPED, READ
+from kit.lab.explaining import elsewhere, sentences
+from kit.lab.explaining.elsewhere import GUESS, KEPT, LAZY, LOCKED, MAPPED, READ
 from kit.lab.findings import reported
-from kit.lab.machine import peaks
+from kit.lab.measuring.machine import peaks
 from kit.lab.synthetic.write import cached_model
 
 M4 = "apple-m4-16gb"
@@ -107,7 +107,7 @@ def test_the_compressor_against_one_that_goes_word_by_word():
 
 def test_explain_for_a_machine_that_is_not_here(monkeypatch):
     path = cached_model("tiny-llama", "Q4_K_M")
-    monkeypatch.setattr("kit.lab.machine.probe", lambda: pytest.fail("nothing is measured"))
+    monkeypatch.setattr("kit.lab.measuring.machine.probe", lambda: pytest.fail("nothing is measured"))
     run = lambda *more: CliRunner().invoke(cli.main, ["explain", str(path), "--machine", *more])  # noqa: E731
     text = run(M4).output
     assert f"PREDICTED FOR {M4}, NOTHING MEASURED" in text and "bandwidth is 120 GB/s (Apple" in " ".join(text.split())

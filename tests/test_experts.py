@@ -21,12 +21,12 @@ from kit.gguf import pagecache
 from kit.gguf.names import key_of
 from kit.gguf.sources import largest_part
 from kit.gguf.trained import TRAINED
-from kit.lab import routes, routing
-from kit.lab.bounds import stack_distances
 from kit.lab.commands.cli import main
-from kit.lab.costs import expert_caches as costs
-from kit.lab.costs.expert_caches import PROCESS, ExpertBudget
 from kit.lab.findings import expert_ways, offload
+from kit.lab.predicting import expert_caches as costs
+from kit.lab.predicting import routes, routing
+from kit.lab.predicting.bounds import stack_distances
+from kit.lab.predicting.expert_caches import PROCESS, ExpertBudget
 from kit.lab.synthetic.write import synthesize
 from kit.model.slot_layout import SlotLayout
 

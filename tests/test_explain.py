@@ -26,15 +26,17 @@ import kit
 from benchmarks._oracle import write
 from kit.cache.traces import Requests, repeated
 from kit.errors import TraceError
-from kit.lab import oracle
 from kit.lab.commands import cli
-from kit.lab.costs import answer, engines, measuring, sentences, tables
-from kit.lab.costs.measured import DTYPES, FUSED, Cost, Kind, measure_costs
-from kit.lab.costs.measured_ways import Measured, measure
-from kit.lab.costs.order import Order, order_of
-from kit.lab.costs.slot_waits import slot_waits
-from kit.lab.costs.study import Study
-from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Prediction, UsedTensor, Way, predict, used_tensors
+from kit.lab.engines import processes as engines
+from kit.lab.explaining import answer, sentences, tables
+from kit.lab.explaining import to_measure as measuring
+from kit.lab.explaining.measured_ways import Measured, measure
+from kit.lab.explaining.study import Study
+from kit.lab.predicting import oracle
+from kit.lab.predicting.measured import DTYPES, FUSED, Cost, Kind, measure_costs
+from kit.lab.predicting.order import Order, order_of
+from kit.lab.predicting.slot_waits import slot_waits
+from kit.lab.predicting.ways import BLOCKS, BLOCKS_INT8, LAZY, Prediction, UsedTensor, Way, predict, used_tensors
 from kit.model import budget
 from kit.system.rows import PAGE
 from kit.units import format_bytes, format_seconds
@@ -48,7 +50,7 @@ def path(folder):
 @pytest.fixture(autouse=True)
 def no_engines(monkeypatch):
     """Each is a process of seconds: tests/test_peers.py runs them, and one test here."""
-    monkeypatch.setattr("kit.lab.costs.peers.readings", lambda *_, **__: {})
+    monkeypatch.setattr("kit.lab.explaining.peers.readings", lambda *_, **__: {})
 
 
 @pytest.fixture(scope="module")
@@ -201,9 +203,9 @@ def test_what_an_lru_loads_goes_into_memory_that_the_caches_do_not_hold(monkeypa
     costs = {kind: replace(cost, cold={"float32": 100.0}) for kind, cost in costs.items()}
     work, room = 3.0 + 4 * 0.25, 3 * 160
     seconds = lambda *way: predict(Way(*way), parts, order, costs, MACHINE).seconds - work  # noqa: E731
-    monkeypatch.setattr("kit.lab.costs.ways.last_level_cache", lambda: 2 * room - 1)
+    monkeypatch.setattr("kit.lab.predicting.ways.last_level_cache", lambda: 2 * room - 1)
     assert [seconds("LRU", room), seconds("Pinned", room), seconds("NoCache")] == [4 * 100, 40, 4 * 40]
-    monkeypatch.setattr("kit.lab.costs.ways.last_level_cache", lambda: 2 * room)
+    monkeypatch.setattr("kit.lab.predicting.ways.last_level_cache", lambda: 2 * room)
     assert seconds("LRU", room) == 4 * 40
     assert all(cost.cold.keys() == {"float32"} for cost in study.costs.values())
 
@@ -299,8 +301,8 @@ def test_what_is_no_trace_is_one_error(tmp_path, content):
 def test_the_sum_by_hand_on_page_09_takes_cold_misses_too(tmp_path, monkeypatch):
     """Models beyond the caches alone have them: the page's gate failed where no test looked."""
     monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
-    monkeypatch.setattr("kit.lab.costs.ways.last_level_cache", lambda: 0)
+    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.predicting.ways.last_level_cache", lambda: 0)
     ran = cells.run("09_your_model", until="by-hand", out=tmp_path)
     assert ran["cold"] > 0 and sum(ran["terms"].values()) + ran["from_disk"] == pytest.approx(ran["now"].seconds)
 
@@ -321,7 +323,7 @@ def printed(text: str) -> list[list[str]]:
 )
 def test_every_printed_command_runs_as_printed(folder, tmp_path_factory, monkeypatch, model, short, way):
     """With a path that a shell would split, within the memory that was given."""
-    monkeypatch.setattr("kit.lab.machine.probe", lambda leave_out: MACHINE)
+    monkeypatch.setattr("kit.lab.measuring.machine.probe", lambda leave_out: MACHINE)
     monkeypatch.setattr("kit.model.budget.process_bytes", lambda: budget.PROGRAM)  # not pytest's
     path = model_files.write(tmp_path_factory.mktemp("it's a folder"), model, "Q4_K_M")
     options = []
@@ -375,7 +377,7 @@ def test_controls_when_somebody_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr("ipywidgets.interact", lambda draw, **controls: made.append((draw, controls)))
     monkeypatch.setenv("JPY_SESSION_NAME", "notebook")
     monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
     ran = cells.run("09_your_model", until="explore", out=tmp_path)
     draw, controls = made[0]
     assert controls["nbytes"].value == ran["limit"] and ran.titles["explore"] == []
@@ -392,7 +394,7 @@ def test_controls_when_somebody_is_there(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr("kit.lab.machine.probe", lambda leave_out: MACHINE)
+    monkeypatch.setattr("kit.lab.measuring.machine.probe", lambda leave_out: MACHINE)
     return lambda *arguments: CliRunner().invoke(cli.main, ["explain", *map(str, arguments)])
 
 
@@ -409,7 +411,7 @@ def test_ctrl_c_leaves_what_is_there_and_progress_is_told_without_a_terminal(run
     def interrupted(study, best=2):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kit.lab.costs.study.Study.measure_best", interrupted)
+    monkeypatch.setattr("kit.lab.explaining.study.Study.measure_best", interrupted)
     result = run(odd, "--room", "1MiB", "--tokens", "2")
     assert result.exit_code == 0 and "WHAT TO CHANGE" not in result.stdout and "parameters in" in result.stdout
     assert "s] recording a decode" in result.stderr
@@ -507,7 +509,7 @@ def test_what_a_file_is_stands_there_while_kernels_are_compiled_which_takes_noth
 
     monkeypatch.setattr("kit.lab.report.ahead.making", making)
     stop = lambda study: told.append(study.minute) or (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
-    monkeypatch.setattr("kit.lab.costs.sentences.measure_engines", stop)
+    monkeypatch.setattr("kit.lab.explaining.sentences.measure_engines", stop)
     how = {"tokens": 3, "trace": None, "via": "", "skew": 0.0, "thorough": False, "whole": None, "again": False}
     explain._explain(study.file, False, False, memory=2 << 20, **how)
     assert "tensors" in told[0] and told[1] > 50.02
@@ -526,7 +528,7 @@ def test_a_minute_does_not_count_the_compiling_of_kernels(study, monkeypatch):
         numba.njit(lambda x: x + 1)(3)
         return order
 
-    monkeypatch.setattr("kit.lab.costs.study.order_of", recorded)
+    monkeypatch.setattr("kit.lab.explaining.study.order_of", recorded)
     fresh = Study(study.file, lambda: MACHINE, memory=2 << 20, tokens=3)
     assert fresh.order is order and 0.01 < sum(fresh.compiled) < time.perf_counter() - fresh.began
     fresh.__dict__["costs"] = costs
@@ -570,7 +572,7 @@ def test_a_gain_is_told_with_the_loss_that_it_costs(path, monkeypatch):
 def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
     programs = [True, True, False, False, False]  # the first takes three tries, the others one
     answers = iter(programs + [True] * 3 + [False] * 9)
-    monkeypatch.setattr("kit.lab.state.watched", lambda work, with_=(): (work(), 0.0, next(answers)))
+    monkeypatch.setattr("kit.lab.measuring.state.watched", lambda work, with_=(): (work(), 0.0, next(answers)))
     study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
     first, *others = study.measure_best(1).values()
     assert first.disturbed and not any(found.disturbed for found in others) and next(answers) is False
@@ -578,7 +580,7 @@ def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
 
 
 def test_a_disturbed_measurement_is_not_repeated_when_the_minute_has_no_room_for_it(path, monkeypatch):
-    monkeypatch.setattr("kit.lab.state.watched", lambda work, with_=(): (work(), 0.0, True))
+    monkeypatch.setattr("kit.lab.measuring.state.watched", lambda work, with_=(): (work(), 0.0, True))
     study, tries = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3), []
     measured = measuring.measure
     monkeypatch.setattr(measuring, "measure", lambda *given: tries.append(given[0]) or measured(*given))
@@ -593,8 +595,8 @@ def test_a_disturbed_measurement_is_not_repeated_when_the_minute_has_no_room_for
 
 
 def test_a_file_without_one_known_format(run, tmp_path, folder, monkeypatch):
-    monkeypatch.setattr("kit.lab.costs.order.described", lambda format: False)
-    monkeypatch.setattr("kit.lab.costs.order._recorded", lambda *_: (_ for _ in ()).throw(kit.KitError("no")))
+    monkeypatch.setattr("kit.lab.predicting.order.described", lambda format: False)
+    monkeypatch.setattr("kit.lab.predicting.order._recorded", lambda *_: (_ for _ in ()).throw(kit.KitError("no")))
     result = run(model_files.write(folder, "tiny-llama"))
     assert result.exit_code == 2 and "no tensor of a format" in result.output
 

@@ -13,7 +13,7 @@ from kit.gguf import writer
 from kit.gguf.reader import TensorInfo
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.commands import cli
-from kit.lab.costs.order import order_of
+from kit.lab.predicting.order import order_of
 
 HIDDEN, FFN, WORDS, EXPERTS = 64, 128, 96, 4
 _KEYS = {
@@ -70,8 +70,8 @@ def test_no_architecture_ends_in_a_traceback(tmp_path, architecture):
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", gguf.MODEL_ARCH, ids=gguf.MODEL_ARCH_NAMES.get)
 def test_every_architecture_is_explained_with_sums_that_agree(tmp_path, architecture, monkeypatch):
-    monkeypatch.setattr("kit.lab.machine.probe", lambda leave_out: MACHINE)
-    monkeypatch.setattr("kit.lab.costs.peers.readings", lambda *_, **__: {})
+    monkeypatch.setattr("kit.lab.measuring.machine.probe", lambda leave_out: MACHINE)
+    monkeypatch.setattr("kit.lab.explaining.peers.readings", lambda *_, **__: {})
     path = family(tmp_path, architecture)
     found = CliRunner().invoke(cli.main, ["explain", "--json", "--tokens", "2", "--room", "1MiB", str(path)])
     if architecture == gguf.MODEL_ARCH.MMPROJ:  # no language model: no speed either

@@ -8,9 +8,9 @@ from invented import MACHINE
 
 import kit
 from kit.gguf.uses import bytes_used, uses_of
-from kit.lab import sampling
 from kit.lab.claims.records import read
 from kit.lab.findings import dequantizers, pressure, reported
+from kit.lab.predicting import sampling
 from kit.lab.synthetic.write import cached_model
 from kit.model.hyperparameters import read_config
 
@@ -42,7 +42,7 @@ def curve(short=SLOW, roomy=0.05):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
     monkeypatch.setattr(dequantizers, "measure", lambda path: dequantized())
     monkeypatch.setattr(pressure, "of_run", lambda lab, shares, swap=False: curve())
 

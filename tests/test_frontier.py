@@ -11,16 +11,17 @@ import pytest
 from invented import ENGINES, MACHINE
 
 import kit
-from kit.lab import measurements
 from kit.lab.claims import records
-from kit.lab.costs import measured_ways, measuring, peers
-from kit.lab.costs.measured import DTYPES, FUSED, Cost, Kind
-from kit.lab.costs.study import Study
-from kit.lab.costs.ways import BLOCKS, KEPT, LAZY, Way
-from kit.lab.disk import Disk
+from kit.lab.explaining import measured_ways, peers
+from kit.lab.explaining import to_measure as measuring
+from kit.lab.explaining.study import Study
 from kit.lab.findings import live, pressed, reported
 from kit.lab.findings.pressed import PRESSED, pinned_blocks
-from kit.lab.pages import MapSpeed
+from kit.lab.measuring import measurements
+from kit.lab.measuring.disk import Disk
+from kit.lab.measuring.pages import MapSpeed
+from kit.lab.predicting.measured import DTYPES, FUSED, Cost, Kind
+from kit.lab.predicting.ways import BLOCKS, KEPT, LAZY, Way
 from kit.lab.synthetic.geometry import GEOMETRIES, decode_order
 from kit.lab.synthetic.write import synthesize
 from kit.units import format_bytes
@@ -35,7 +36,7 @@ SAMPLES = (0.5, 0.4, 0.6)  # seconds of a token by an engine of its own process
 
 
 def of_run(lab, path):
-    """kit.lab.costs.peers.of_run without its processes: what the exact way took is in the run's store."""
+    """kit.lab.explaining.peers.of_run without its processes: what the exact way took is in the run's store."""
     with kit.open(path) as file:
         rows = {"kit": {"samples": [1 / seconds for seconds in SAMPLES], "others": 0.0}}
         peers.note(rows, measurements.digest_of(file), lab.notebook, measurements.of_run(lab.out))
@@ -48,9 +49,9 @@ def patch(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KIT_MODELS", str(tmp_path_factory.mktemp("models")))
         patch.setenv("KIT_PATIENCE", "0")
-        patch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
-        patch.setattr("kit.lab.pages.speed", lambda file: MapSpeed(30.0, 40.0, 0.05))
-        patch.setattr("kit.lab.costs.peers.of_run", of_run)
+        patch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
+        patch.setattr("kit.lab.measuring.pages.speed", lambda file: MapSpeed(30.0, 40.0, 0.05))
+        patch.setattr("kit.lab.explaining.peers.of_run", of_run)
         yield patch
 
 
@@ -193,7 +194,7 @@ def test_a_split_model_has_the_bytes_and_the_disk_of_all_its_parts(patch, tmp_pa
     parts, asked = model_files.split(synthesize(tmp_path / "tiny.gguf", "tiny-llama"), tmp_path, 1), []
     with patch.context() as there:
         there.setattr(pressed, "measure", lambda path, tokens, pinned, limit: asked.append(pinned) or {})
-        there.setattr("kit.lab.disk.speed", lambda path: asked.append(path) or Disk(2.0, "told", (2.0,)))
+        there.setattr("kit.lab.measuring.disk.speed", lambda path: asked.append(path) or Disk(2.0, "told", (2.0,)))
         ran = cells.run(NAME, "file", out=tmp_path / "out", model=parts[0])
     assert asked == [parts[1], [sum(part.stat().st_size for part in parts) // 2]] and "tiny.gguf, its own" in ran.words["file"]
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from report.conftest import SESSION, Folder, known_machine, reproduce
 
-from kit.lab import disk, machine
 from kit.lab.claims import gates
 from kit.lab.claims.records import Record
+from kit.lab.measuring import disk, machine
 from kit.lab.report import run as runs
 
 
@@ -88,7 +88,7 @@ FASTER = (
     "json.dump(old | {'read_gbps': 40000.0}, open(path, 'w'))"
 )
 MEASURES = """
-from kit.lab import measure
+from kit.lab.measuring import measure
 measure.rounds({"a": lambda: float(open("measured", "a").write("x"))}, 2, of="x")
 open("rendered", "a").write(open("measured").read() + " ")"""
 

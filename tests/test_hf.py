@@ -23,9 +23,9 @@ from kit.gguf.metadata import MetadataArray
 from kit.gguf.uses import uses_of
 from kit.hf.nn import RMSNorm
 from kit.hf.stored import StoredWeight
-from kit.lab.costs.measured_ways import measure
-from kit.lab.costs.order import order_of
-from kit.lab.costs.ways import BLOCKS, Way
+from kit.lab.explaining.measured_ways import measure
+from kit.lab.predicting.order import order_of
+from kit.lab.predicting.ways import BLOCKS, Way
 from kit.model import budget
 from kit.model.layers.rope import RopeConfig
 from kit.model.rope import frequencies
@@ -432,7 +432,7 @@ def test_via_names_whose_pass_it_is(files, tmp_path, monkeypatch):
 
     from kit.lab.commands.cli import main
 
-    monkeypatch.setattr("kit.lab.machine.probe", lambda: pytest.fail("measured first"))
+    monkeypatch.setattr("kit.lab.measuring.machine.probe", lambda: pytest.fail("measured first"))
     change = lambda metadata, _: metadata.update({"general.architecture": "rwkv6"})  # noqa: E731
     other = rewrite(files("llama"), tmp_path / "other.gguf", change)
     cases = (files("falcon"), "kit", "'falcon' is not supported"), (other, "transformers", "cannot configure 'rwkv6'")

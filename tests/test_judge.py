@@ -6,10 +6,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kit.errors import ReportError
-from kit.lab import drift
 from kit.lab.claims.judge import Ratio, judge, pooled, spread_of, times, widened
 from kit.lab.claims.table import VERDICTS
-from kit.lab.measure import interval_of, rounds
+from kit.lab.measuring import drift
+from kit.lab.measuring.measure import interval_of, rounds
 
 finite = st.floats(0.01, 1e6)
 

@@ -14,8 +14,8 @@ import kit
 from kit.errors import GGUFError
 from kit.gguf import large_pages
 from kit.gguf.mapped import MappedFile
-from kit.lab import doctor
 from kit.lab.commands.cli import main
+from kit.lab.measuring import doctor
 from kit.lab.synthetic.write import synthesize
 from kit.system import advise, forget, page_sizes
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from invented import MACHINE
 
 from kit.errors import ReportError
-from kit.lab import disk
 from kit.lab.claims import book, records
 from kit.lab.claims import runs as several
 from kit.lab.claims import table as claims
 from kit.lab.claims.session import Session
 from kit.lab.commands import cli
+from kit.lab.measuring import disk
 from kit.lab.report import index
 from kit.lab.report import run as runs
 from kit.lab.tables import shown
@@ -124,7 +124,7 @@ def test_the_reported_figure_in_the_unit_of_a_record(claim, unit, expected):
 def test_the_notebook_reads_the_book(tmp_path, monkeypatch):
     """Its table has every part, counts each claim once, and its records repeat the count."""
     monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
     write(tmp_path, record("cold-inference", "reproduced"), record("cold-inference", "impossible", how="computed"))
     given = dict(quantity="a layer", samples=[100.0], upper=10.0, upper_source="b", notebook="06")
     write(tmp_path, record("layer-50s", "impossible", **given), name="06")
@@ -142,7 +142,7 @@ def test_the_notebook_reads_the_book(tmp_path, monkeypatch):
 
 def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
     for name, samples in (("05_tile_decode", [0.302, 0.3, 0.31]), ("06_compressed_inference", [0.471, 0.47, 0.475])):
         write(tmp_path, record(quantity="one tile", samples=samples, notebook=name), name=name)
         write(tmp_path, record(quantity="near", samples=[samples[0] / 3 + 1], notebook=name), name=name)
@@ -197,7 +197,7 @@ def test_a_run_has_one_disk(tmp_path, monkeypatch):
     first, second = (Session(name, profile="smoke", out=tmp_path) for name in ("01_first_token", "07_memory_frontier"))
     first.machine = second.machine = type("M", (), {"id": "m"})
     told = [disk.Disk(None, "no way"), disk.Disk(2.3, "past it", (2.1, 2.3))]
-    monkeypatch.setattr("kit.lab.disk.speed", lambda path: told.pop(0))
+    monkeypatch.setattr("kit.lab.measuring.disk.speed", lambda path: told.pop(0))
     assert first.disk(tmp_path).gbps is None  # not known, so it is asked again
     assert first.disk(tmp_path) == second.disk(tmp_path) == disk.Disk(2.3, "past it", (2.1, 2.3)) and not told
 

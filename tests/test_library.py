@@ -38,7 +38,7 @@ class Without:
 sys.meta_path[:] = map(Without, sys.meta_path)
 """
 
-MISSING = "pandas", "matplotlib.pyplot", "kit.lab.machine"
+MISSING = "pandas", "matplotlib.pyplot", "kit.lab.measuring.machine"
 USES = {
     "open": "print(kit.open(path).tensors['output_norm.weight'].shape)",
     "dequantize": """

@@ -8,7 +8,7 @@ import pytest
 from invented import MACHINE
 
 import kit
-from kit.lab import limits, machine, measurements, pages, state
+from kit.lab.measuring import limits, machine, measurements, pages, state
 
 
 @pytest.fixture

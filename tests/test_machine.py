@@ -8,7 +8,7 @@ import pytest
 
 import kit
 from kit import system
-from kit.lab import machine, measure, pages, state
+from kit.lab.measuring import machine, measure, pages, state
 
 
 def test_the_probe_is_read_back_unless_memory_became_faster_or_the_machine_is_another(tmp_path, monkeypatch):

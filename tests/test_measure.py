@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import kit
-from kit.lab import kept, measure, state
-from kit.lab.state import State
+from kit.lab.measuring import kept, measure, state
+from kit.lab.measuring.state import State
 from kit.system.paths import notebooks_folder
 
 FAST, SLOW = State(20.0, 10.0), State(10.0, 10.0)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kit
-from kit.lab import measurements
-from kit.lab.measurements import Reading, Readings
+from kit.lab.measuring import measurements
+from kit.lab.measuring.measurements import Reading, Readings
 
 ONE = Reading("blocks", "f", (0.040, 0.041, 0.042), settings="s", by="kit explain")
 

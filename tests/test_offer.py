@@ -7,10 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 import kit
-from kit.lab import measurements
 from kit.lab.commands.cli import main
-from kit.lab.costs import offer, quality
-from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, BLOCKS_INT16
+from kit.lab.explaining import offer
+from kit.lab.measuring import measurements
+from kit.lab.predicting import quality
+from kit.lab.predicting.ways import BLOCKS, BLOCKS_INT8, BLOCKS_INT16
 
 KL = {"kl": 0.018, "kl_error": 0.0004}
 

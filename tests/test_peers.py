@@ -16,10 +16,12 @@ from model_files import write
 import kit
 from benchmarks import _engines
 from kit.errors import ModelError, ReportError
-from kit.lab import llama_cpp, measurements, state
-from kit.lab.costs import answer, engines, peers
-from kit.lab.costs.study import Study
-from kit.lab.costs.ways import BLOCKS
+from kit.lab.engines import llama_cpp
+from kit.lab.engines import processes as engines
+from kit.lab.explaining import answer, peers
+from kit.lab.explaining.study import Study
+from kit.lab.measuring import measurements, state
+from kit.lab.predicting.ways import BLOCKS
 from kit.system import usable_cores
 
 

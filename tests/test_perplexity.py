@@ -18,13 +18,13 @@ import kit
 from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
 from kit.errors import ModelError
-from kit.lab import measurements, perplexity
 from kit.lab.commands.cli import main
 from kit.lab.compressor import compress
-from kit.lab.costs import divergence, quality
-from kit.lab.costs.losses import format_kl
-from kit.lab.costs.ways import BLOCKS, BLOCKS_INT8, LAZY, Way
-from kit.lab.perplexity import windows
+from kit.lab.measuring import measurements
+from kit.lab.predicting import divergence, perplexity, quality
+from kit.lab.predicting.losses import format_kl
+from kit.lab.predicting.perplexity import windows
+from kit.lab.predicting.ways import BLOCKS, BLOCKS_INT8, LAZY, Way
 from kit.lab.synthetic.write import synthesize
 
 

@@ -16,7 +16,7 @@ from kit.errors import ReportError
 from kit.lab.claims import gates, records
 from kit.lab.claims.session import Session
 from kit.lab.findings import pressure
-from kit.lab.group import Group, missing_rights
+from kit.lab.measuring.group import Group, missing_rights
 from kit.lab.synthetic.write import cached_model
 from kit.system import rows
 
@@ -152,7 +152,7 @@ def test_a_run_in_a_small_group_does_not_start(tmp_path, name, mib, least):
 swap = pytest.mark.skipif(bool(missing_rights()), reason=f"swap needs {', '.join(missing_rights())}")
 _MIDDLE = """
 import sys
-from kit.lab.group import Group
+from kit.lab.measuring.group import Group
 with Group(sys.argv[1], 8 << 20) as group:
     print("inside", flush=True)
     group.run(["sleep", "60"])

@@ -14,10 +14,11 @@ from click.testing import CliRunner
 import kit
 from kit.errors import ModelError, QuantError
 from kit.gguf.formats import FORMATS
-from kit.lab import llama_cpp, measurements, requantize
 from kit.lab.commands.cli import main
-from kit.lab.costs import quants
-from kit.lab.costs.ways import BLOCKS_INT8
+from kit.lab.engines import llama_cpp, requantize
+from kit.lab.explaining import quants
+from kit.lab.measuring import measurements
+from kit.lab.predicting.ways import BLOCKS_INT8
 from kit.lab.synthetic.write import synthesize
 from kit.units import to_json
 

@@ -7,13 +7,14 @@ import pandas as pd
 import pytest
 
 from kit.errors import ReportError
-from kit.lab import drift, figures, machine, measure, tables
+from kit.lab import figures, tables
 from kit.lab.claims import records
 from kit.lab.claims import table as claims
 from kit.lab.claims.judge import judge
 from kit.lab.claims.records import Record
 from kit.lab.claims.session import Session
-from kit.lab.state import State
+from kit.lab.measuring import drift, machine, measure
+from kit.lab.measuring.state import State
 from kit.system.paths import ROOT
 from kit.units import format_seconds
 

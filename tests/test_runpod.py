@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kit.lab import machine
+from kit.lab.measuring import machine
 from kit.system.paths import ROOT
 
 RUNPOD = ROOT / "runpod"

@@ -18,7 +18,7 @@ import kit
 from kit.errors import CacheError, GGUFError, ModelError
 from kit.lab.commands.cli import main
 from kit.lab.findings.offload import OFFLOADS, HeldBy
-from kit.lab.routes import of_spans
+from kit.lab.predicting.routes import of_spans
 from kit.lab.synthetic.geometry import GEOMETRIES
 from kit.lab.synthetic.write import synthesize
 from kit.model import budget, readers, slots

@@ -12,8 +12,8 @@ import nbformat
 import pytest
 from contradictions import wrong_ratios
 
-from kit.lab import machine
 from kit.lab.claims import gates, records
+from kit.lab.measuring import machine
 from kit.system.paths import ROOT
 from kit.units import format_quantity
 

@@ -21,9 +21,9 @@ from nbformat import v4
 
 import kit
 from kit.errors import CacheError, ReportError
-from kit.lab import machine
 from kit.lab.claims import records
 from kit.lab.commands.cli import main
+from kit.lab.measuring import machine
 from kit.lab.report import sources
 from kit.lab.report.sweep import decode, page, run, spec
 from kit.lab.synthetic.write import cached_model

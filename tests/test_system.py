@@ -20,7 +20,7 @@ import pytest
 import kit
 from kit import system
 from kit.gguf import pagecache
-from kit.lab import disk
+from kit.lab.measuring import disk
 from kit.lab.synthetic.write import cached_model
 from kit.system import groups, rows
 from kit.system.paths import ROOT
@@ -32,13 +32,13 @@ ASKS = re.compile(
 )
 NAMES = re.compile(r"/proc\b|/sys\b|cgroup|\.so\b|\.dylib\b")  # in texts that are no docstrings
 OUTSIDE = {  # file -> what it asks by itself, and why that is the same on every system or its own matter
-    "lab/costs/measured_ways.py": {"multiprocessing.get_context"},  # spawn, on every system
+    "lab/explaining/measured_ways.py": {"multiprocessing.get_context"},  # spawn, on every system
     "cpu/simd/atomics.py": {"platform.machine"},  # the instruction set, of any system
     "cpu/tasks.py": {"platform.machine"},
     "lab/findings/pressure.py": {"os.preadv", "os.pwrite"},
-    "lab/group.py": {"os.geteuid", "cgroup"},  # swap and groups: root on Linux, or it refuses
-    "lab/llama_cpp.py": {"ctypes.CDLL", ".so"},  # another library; Python's extensions end in .so on macOS too
-    "lab/machine.py": {"platform.platform"},  # told, not asked for a decision
+    "lab/measuring/group.py": {"os.geteuid", "cgroup"},  # swap and groups: root on Linux, or it refuses
+    "lab/engines/llama_cpp.py": {"ctypes.CDLL", ".so"},  # another library; Python's extensions end in .so on macOS too
+    "lab/measuring/machine.py": {"platform.platform"},  # told, not asked for a decision
     "model/readers.py": {"os.preadv"},
     "model/pinned.py": {"os.preadv"},
 }

@@ -23,7 +23,7 @@ def settings(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KIT_MODELS", str(tmp_path_factory.mktemp("models")))
         patch.setenv("KIT_PATIENCE", "0")
-        patch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+        patch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
         yield
 
 

@@ -149,7 +149,7 @@ def test_products_of_blocks_compile_for_each_generation_without_spilling(capabil
 def test_counted_instructions_leave_room_for_the_goals():
     """Counted instructions take less time on an H200 than the goals allow: 82 % of bandwidth, 0.16 us a tile."""
     from benchmarks._gpu_kernels import gemv, tile_decoder
-    from kit.lab import machine
+    from kit.lab.measuring import machine
 
     device = machine.peaks().set_index("id").loc["h200"].to_dict()
     case = gemv("Q4_K", 4096, 12800)

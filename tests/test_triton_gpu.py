@@ -208,7 +208,7 @@ def test_blocks_stream_through_a_small_device_cache(tmp_path):
 
 
 def test_the_device_is_measured():
-    from kit.lab.gpu import probe_device
+    from kit.lab.measuring.gpu import probe_device
 
     found = probe_device()
     assert all(len(found["samples"][name]) and found[name] > 0 for name in found["methods"])

@@ -17,15 +17,16 @@ from kit.cache.traces import repeated
 from kit.gguf import cut, writer
 from kit.gguf.reader import TensorInfo
 from kit.gguf.uses import Use, assumed, beyond, bytes_used, uses_of
-from kit.lab import sampling
-from kit.lab.costs import measuring, sentences, tables
-from kit.lab.costs import study as studies
-from kit.lab.costs.measured import _HELD, Cost, keep, measure_costs, of_run
-from kit.lab.costs.measured_ways import measure_apart
-from kit.lab.costs.order import Order, draw, order_of
-from kit.lab.costs.study import Study
-from kit.lab.costs.ways import BLOCKS, LAZY, BackingStore, Way, predict, roofed, used_tensors
+from kit.lab.explaining import sentences, tables
+from kit.lab.explaining import study as studies
+from kit.lab.explaining import to_measure as measuring
+from kit.lab.explaining.measured_ways import measure_apart
+from kit.lab.explaining.study import Study
 from kit.lab.findings import reported
+from kit.lab.predicting import sampling
+from kit.lab.predicting.measured import _HELD, Cost, keep, measure_costs, of_run
+from kit.lab.predicting.order import Order, draw, order_of
+from kit.lab.predicting.ways import BLOCKS, LAZY, BackingStore, Way, predict, roofed, used_tensors
 from kit.lab.synthetic.write import synthesize
 from kit.model.hyperparameters import read_config
 
@@ -33,7 +34,7 @@ from kit.model.hyperparameters import read_config
 @pytest.fixture(autouse=True)
 def no_engines(monkeypatch):
     """Each is a process of seconds: tests/test_peers.py runs them."""
-    monkeypatch.setattr("kit.lab.costs.peers.readings", lambda *_, **__: {})
+    monkeypatch.setattr("kit.lab.explaining.peers.readings", lambda *_, **__: {})
 
 
 def mixture(folder, architecture="glm4moe", layers=4, **more):
@@ -159,7 +160,7 @@ def test_the_roof_is_the_best_bandwidth_that_was_shown(folder):
     with kit.open(model_files.write(folder, "tiny-llama")) as file:
         order = order_of(file, 3)
         costs = measure_costs(file, order.names, ("float32",))
-        slow = kit.lab.machine.Machine(**{**vars(MACHINE), "read_gbps": 1e-6, "write_gbps": 1e-6})
+        slow = kit.lab.measuring.machine.Machine(**{**vars(MACHINE), "read_gbps": 1e-6, "write_gbps": 1e-6})
         found = predict(BLOCKS, used_tensors(file, order), order, costs, slow)
     assert found.bound > found.seconds
     (bounded,) = roofed([found])
@@ -272,7 +273,7 @@ def test_a_lack_of_memory_is_a_row(folder, monkeypatch):
 ])  # fmt: skip
 def test_a_mixture_that_does_not_fit_is_sent_to_kit_experts(folder, monkeypatch, name, free, said):
     path = model_files.write(folder, name, "Q4_K_M")
-    monkeypatch.setattr("kit.lab.costs.room.memory_available", lambda: free)
+    monkeypatch.setattr("kit.lab.predicting.room.memory_available", lambda: free)
     with kit.open(path) as file:
         told = sentences.advise(Study(file, lambda: MACHINE, memory=100_000, tokens=2))
     assert (f"`kit experts {path} --memory 1.00MiB`" in told) == said
@@ -318,7 +319,7 @@ def test_a_use_costs_the_same_on_every_page_of_a_run(tmp_path, monkeypatch):
     """What page 07 kept is what page 09 has; another file, a kind or a type that was not measured is measured."""
     walks = []
     monkeypatch.setattr(
-        "kit.lab.costs.measured._walked",
+        "kit.lab.predicting.measured._walked",
         lambda file, kinds, dtype, *how: walks.append((dtype, *how)) or dict.fromkeys(kinds.values(), 1.0),
     )
     path, seven, nine = model_files.write(tmp_path, "tiny-llama"), tmp_path / "07", ("float32", "float16")
@@ -342,7 +343,7 @@ def test_a_use_costs_the_same_on_every_page_of_a_run(tmp_path, monkeypatch):
         keep(tmp_path / "some", file, some, some)
         assert {cost.load["float32"] for cost in of_run(tmp_path / "some", file, names).values()} == {0.0}, "a kind is missing"
         with monkeypatch.context() as patch:
-            patch.setattr("kit.lab.measurements.settings", lambda: "code=other")
+            patch.setattr("kit.lab.measuring.measurements.settings", lambda: "code=other")
             assert {cost.load["float32"] for cost in of_run(seven, file, names).values()} == {0.0}, "the kit's code changed"
     with kit.open(model_files.write(tmp_path, "tiny-granite")) as other:
         assert {cost.load["float32"] for cost in of_run(seven, other, order_of(other, 2).names).values()} == {0.0}

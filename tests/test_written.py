@@ -5,8 +5,8 @@ import pytest
 
 import kit
 from kit.gguf import large_pages
-from kit.lab import pages
 from kit.lab.findings import written
+from kit.lab.measuring import pages
 from kit.lab.synthetic.write import synthesize
 from kit.system import page_sizes
 

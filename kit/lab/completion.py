@@ -15,7 +15,7 @@ _VALUES = {  # parameter of a command -> tables ("module:name") with its values;
     "file": _MODELS,
     "model": _MODELS,
     "names": _MODELS,
-    "routes": (*_MODELS, "kit.lab.routes:CAPTURES"),
+    "routes": (*_MODELS, "kit.lab.predicting.routes:CAPTURES"),
     "name": ("kit.lab.synthetic.geometry:GEOMETRIES",),
     "mix": ("kit.lab.synthetic.geometry:MIXES",),
     "attention": ("kit.model.attention:ATTENTION",),

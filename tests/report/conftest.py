@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from nbformat import v4
 
-from kit.lab import machine
 from kit.lab.commands.cli import main
+from kit.lab.measuring import machine
 from kit.system import lock
 
 PARAMETERS = """\

@@ -15,11 +15,11 @@ from click.testing import CliRunner
 from invented import MACHINE
 
 import kit
-from kit.lab import measurements
 from kit.lab.claims import records
 from kit.lab.claims.records import Record
 from kit.lab.commands.cli import main
-from kit.lab.costs.ways import BLOCKS
+from kit.lab.measuring import measurements
+from kit.lab.predicting.ways import BLOCKS
 from kit.lab.report import html, index, lead, published
 from kit.lab.report import run as runs
 from kit.lab.report.checklist import command_line
@@ -177,7 +177,7 @@ def test_every_command_of_the_front_page_runs_as_printed(tmp_path):
 
 def test_a_burner_next_to_a_run_stamps_its_records_its_page_and_the_index(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.machine.of_run", lambda folder: MACHINE)
+    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
     lab = kit.Session("07_memory_frontier", "smoke", out=str(tmp_path))
     lab.busy = ""  # the burner comes when the notebook has begun
     burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]

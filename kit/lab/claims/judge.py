@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from kit.errors import ReportError
-from kit.lab import drift
 from kit.lab.claims.records import Record
-from kit.lab.measure import Rounds, interval_of
+from kit.lab.measuring import drift
+from kit.lab.measuring.measure import Rounds, interval_of
 from kit.units import format_quantity
 
 Bound = tuple[float, str]  # a value that the quantity cannot pass, and where it comes from
@@ -52,7 +52,7 @@ def judge(
 ) -> Record:  # fmt: skip
     """The record of the verdict on one quantity of a claim; a session that records it adds whose run it is.
 
-    ``samples``: raw, in ``unit``; what kit.lab.measure.compare returned: one ratio a pair; or a Ratio of two quantities.
+    ``samples``: raw, in ``unit``; what measuring.measure.compare returned: one ratio a pair; or a Ratio of two quantities.
     ``accept``: (low, high), where the claim holds; None leaves a side open. A claim that is a number has both sides.
     ``at_least``, ``at_most``: (value, source), what the quantity can be at all.
     ``how``: "measured" (what runs differ by is allowed for; Rounds and a Ratio always are), "counted" (the same on every run,
@@ -139,7 +139,7 @@ def spread_of(values: Sequence[float], how: str, unit: str) -> Interval | None:
 
 
 def widened(interval: Interval, unit: str) -> Interval:
-    """The interval, wider on both sides by the factor that runs differ by in such a unit (kit.lab.drift)."""
+    """The interval, wider on both sides by the factor that runs differ by in such a unit (kit.lab.measuring.drift)."""
     (low, high), by = interval, drift.factor(unit)
     return (low / by if low > 0 else low * by), (high * by if high > 0 else high / by)
 

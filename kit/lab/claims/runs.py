@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import ReportError, library
-from kit.lab import drift
 from kit.lab.claims import book, records
 from kit.lab.claims.book import Entry, strictest
 from kit.lab.claims.judge import pooled
 from kit.lab.claims.records import Record
 from kit.lab.claims.table import NO_RECORD, WORDS
+from kit.lab.measuring import drift
 
 SETTINGS, ALIKE = ("machine", "profile", "model", "device"), ("same", "judged in none")  # ALIKE: states without news
 
@@ -196,7 +196,7 @@ def median_difference(a, b, confidence: float, resamples: int, generator) -> tup
 
 
 def spreads(folders: Sequence[Path]) -> dict[str, dict]:
-    """Kind of quantity (kit.lab.drift) -> ``factor`` (nine of ten medians stay within it of the middle of the runs, on both
+    """Kind of quantity (measuring.drift) -> ``factor`` (nine of ten medians stay within it of the middle of the runs, on both
     sides), ``most`` (all do), how many ``quantities`` and ``runs``. Ratios count where a verdict rests on them."""
     ratios = defaultdict(list)
     for of_runs in aligned([filter(_drifts, records.of_run(folder)) for folder in folders], settings=False):

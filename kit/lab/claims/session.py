@@ -14,13 +14,14 @@ import pandas as pd
 import kit
 from kit.errors import ReportError
 from kit.gguf.sources import largest_part, resolve
-from kit.lab import disk, figures, kept, limits, machine, profiles, state, tables
+from kit.lab import figures, profiles, tables
 from kit.lab.claims import records
 from kit.lab.claims import table as claims
 from kit.lab.claims.gates import LEAST
 from kit.lab.claims.judge import judge
-from kit.lab.doctor import check_device
-from kit.lab.gpu import Limits
+from kit.lab.measuring import disk, kept, limits, machine, state
+from kit.lab.measuring.doctor import check_device
+from kit.lab.measuring.gpu import Limits
 from kit.system import note
 from kit.system.paths import models_folder, results_folder
 from kit.units import format_quantity
@@ -82,7 +83,7 @@ class Session:
         return self.limits.machine
 
     def state(self, of: str = "") -> dict:
-        """The machine's state (kit.lab.state) at the measurement ``of`` a quantity, by which a page that is rendered again
+        """The machine's state (measuring.state) at the measurement ``of`` a quantity, by which a page that is rendered again
         finds it; looked at again when the last look is more than a few seconds old."""
         return kept.take("state", of, self._look)
 
@@ -161,7 +162,7 @@ class Session:
         return row.samples
 
     def disk(self, path: Path) -> disk.Disk:
-        """The disk under the run's model, past the page cache: measured by the first notebook that asks (kit.lab.disk)."""
+        """The disk under the run's model, past the page cache: measured by the first notebook that asks (measuring.disk)."""
         quantity = "reading the disk, past the page cache"
         if row := self.earlier(quantity, "GB/s"):
             return disk.Disk(max(row.samples), row.reason, tuple(row.samples))

@@ -22,7 +22,7 @@ def command(measure, as_json):
     Exit code: 0 success, 1 something that kit needs is missing.
     """
     from kit.cpu import simd
-    from kit.lab.doctor import checks
+    from kit.lab.measuring.doctor import checks
 
     rows = checks(simd.describe(), measure)
     if as_json:

@@ -45,8 +45,8 @@ def command(file, backends, tiers, rows, tokens, as_json):
     import kit
     from kit.cpu import simd
     from kit.errors import KitError
-    from kit.lab.costs.quality import quality, with_errors
     from kit.lab.exactness import exactness, not_compared, sample
+    from kit.lab.predicting.quality import quality, with_errors
 
     blocks, answers, missing, reason = None, None, [], "--quality 0" if file else "no file was given"
     if file:

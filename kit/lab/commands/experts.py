@@ -34,10 +34,11 @@ def command(routes, model, memory, disk, as_json, report):
 
     import kit
     from kit.errors import CacheError
-    from kit.lab import routing, state
-    from kit.lab.costs.expert_caches import ExpertBudget, dense_bytes
-    from kit.lab.disk import random_gbps
-    from kit.lab.routes import CAPTURES, read_routes, request_bytes
+    from kit.lab.measuring import state
+    from kit.lab.measuring.disk import random_gbps
+    from kit.lab.predicting import routing
+    from kit.lab.predicting.expert_caches import ExpertBudget, dense_bytes
+    from kit.lab.predicting.routes import CAPTURES, read_routes, request_bytes
     from kit.units import finite, parse_bytes, to_json
 
     try:

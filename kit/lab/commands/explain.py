@@ -56,7 +56,7 @@ def command(file, memory, room, tokens, trace, via, skew, thorough, machine, eve
     import kit
     from kit.errors import CacheError
     from kit.gguf.foreign import check_model
-    from kit.lab.oracle import read_trace
+    from kit.lab.predicting.oracle import read_trace
 
     given, kept = _size("--memory", memory), _size("--room", room)
     if machine:
@@ -110,8 +110,8 @@ def _size(option: str, text: str | None) -> int | None:
 def _check(file, whole, via) -> None:
     """What cannot be run is said before the machine is measured."""
     import kit
-    from kit.lab.costs.order import DECODES
-    from kit.lab.costs.study import Study
+    from kit.lab.explaining.study import Study
+    from kit.lab.predicting.order import DECODES
 
     if via:
         DECODES[via](kit.Weights(file), "fused")
@@ -133,11 +133,11 @@ def _explain(file, as_json, everything, **how):
             kernels = ahead.kernels(file.tensors.values(), prompts=())
             beside.enter_context(ahead.making(kernels, helping=True))
             with kit.no_collection():
-                from kit.lab import limits
-                from kit.lab.costs import sentences
-                from kit.lab.costs.room import room_for_weights
-                from kit.lab.costs.study import Study
-                from kit.lab.machine import probe
+                from kit.lab.explaining import sentences
+                from kit.lab.explaining.study import Study
+                from kit.lab.measuring import limits
+                from kit.lab.measuring.machine import probe
+                from kit.lab.predicting.room import room_for_weights
 
             _check(file, how["whole"], how["via"])
             how["memory"] = how["memory"] or room_for_weights(file, how["whole"])
@@ -165,8 +165,8 @@ def _elsewhere(file, name, room, as_json) -> str:
     import kit
     from kit.gguf.foreign import check_model
     from kit.gguf.uses import uses_of
-    from kit.lab.costs import elsewhere
-    from kit.lab.costs.tables import as_text, formatted, paragraph
+    from kit.lab.explaining import elsewhere
+    from kit.lab.explaining.tables import as_text, formatted, paragraph
     from kit.units import to_json
 
     elsewhere.machine(name)  # an unknown one is said before the file is fetched

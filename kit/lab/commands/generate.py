@@ -108,9 +108,9 @@ def command(
 
     import kit
     from kit.gguf.foreign import check_language_model
+    from kit.lab.predicting.routes import geometry_of, of_spans, write_routes
     from kit.lab.progress import PromptTrace
     from kit.lab.prompts import chat_ids, ids_of, text_of
-    from kit.lab.routes import geometry_of, of_spans, write_routes
     from kit.model.budget import weights_within
     from kit.model.hyperparameters import read_config
     from kit.model.tokenizer import tokenizer_of
@@ -176,7 +176,7 @@ def command(
         uses, decoded = len(written.expert), len(written.decoded)
         click.echo(f"{routes}: {uses:,} uses of experts in the prompt and {decoded} tokens", err=True)
     peak = peak_memory()
-    from kit.lab.speeds import bound_of, lines_of  # here, because nothing before needs the laboratory's memory
+    from kit.lab.measuring.speeds import bound_of, lines_of  # here, because nothing before needs the laboratory's memory
 
     held = "straight from the file" if linear in BLOCKS and not pins else repr(kept)
     held = (
@@ -210,17 +210,17 @@ def command(
 
 
 def _depths(opened, linear, kv):
-    from kit.lab.costs import depth  # here, because tables need memory that a run without them does not
+    from kit.lab.explaining import depth  # here, because tables need memory that a run without them does not
 
     return depth.measured(opened, linear, kv)
 
 
 def _faster(opened):
-    from kit.lab.measurements import QUALITY, shared
+    from kit.lab.measuring.measurements import QUALITY, shared
 
     if not any(row.way.startswith(QUALITY) for row in shared()):
         return ""
-    from kit.lab.costs import offer  # here, because it needs memory that most runs do not
+    from kit.lab.explaining import offer  # here, because it needs memory that most runs do not
 
     return offer.faster(opened)
 

@@ -84,11 +84,11 @@ def _memory(facts):
 
 
 def _contexts(opened):
-    """What a sequence takes by its length (kit.lab.remembered); [] where the kit has no pass for the architecture."""
+    """What a sequence takes by its length (predicting.remembered); [] where the kit has no pass for the architecture."""
     from kit.errors import KitError
 
     try:
-        from kit.lab.remembered import contexts
+        from kit.lab.predicting.remembered import contexts
         from kit.model.hyperparameters import read_config
 
         return contexts(read_config(opened))

@@ -50,8 +50,8 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
     import kit
     from kit.errors import ModelError
     from kit.gguf.foreign import check_language_model
-    from kit.lab import perplexity
-    from kit.lab.costs.quality import Precision, model_of, rounding_to
+    from kit.lab.predicting import perplexity
+    from kit.lab.predicting.quality import Precision, model_of, rounding_to
     from kit.model.architectures import ARCHITECTURES
     from kit.model.budget import weights_within
     from kit.model.hyperparameters import read_config

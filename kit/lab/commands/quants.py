@@ -38,8 +38,8 @@ def command(files, to, tokens, rounds, figure, as_json):
     import kit
     from kit.errors import QuantError
     from kit.gguf.sources import resolve
-    from kit.lab.costs import quants
-    from kit.lab.requantize import requantize, targets
+    from kit.lab.engines.requantize import requantize, targets
+    from kit.lab.explaining import quants
     from kit.system.paths import models_folder
     from kit.units import finite
 
@@ -67,7 +67,7 @@ def command(files, to, tokens, rounds, figure, as_json):
 
 
 def _lines(table, advice):
-    from kit.lab.costs.losses import format_kl
+    from kit.lab.predicting.losses import format_kl
     from kit.units import format_bytes
 
     yield advice

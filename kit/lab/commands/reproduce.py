@@ -50,7 +50,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     """  # fmt: skip
     from kit.gguf.sources import absolute
     from kit.lab.claims import records
-    from kit.lab.doctor import check_device
+    from kit.lab.measuring.doctor import check_device
     from kit.lab.report import index, parameters, planning, runner
     from kit.lab.report import run as runs
     from kit.system import paths

@@ -9,7 +9,7 @@ from kit.lab import tables
 from kit.lab.findings import live
 from kit.lab.findings.live import Live, relative_rms
 from kit.lab.findings.model_on_device import blocks_read, check_room
-from kit.lab.gpu import Limits
+from kit.lab.measuring.gpu import Limits
 
 # Of kit.cache.POLICIES: those at the bounds and some between.
 SHOWN = ("LRU", "MRU", "SIEVE", "Random", "CyclicAware", "Pinned")

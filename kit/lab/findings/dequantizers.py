@@ -15,8 +15,8 @@ from kit.cpu.buffers import ARENA
 from kit.cpu.operations import run
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
-from kit.lab import child
-from kit.lab.kept import once_a_run
+from kit.lab.measuring import child
+from kit.lab.measuring.kept import once_a_run
 from kit.system import usable_cores
 
 STAND_IN, OURS, GGUF_PY = "the stand-in", "the kit's", "gguf-py's"

@@ -8,8 +8,9 @@ import numpy as np
 import kit
 from kit.cache.replay import replay_hits
 from kit.cache.stats import Stats
-from kit.lab import routing, tables
-from kit.lab.routes import Routes, of_spans
+from kit.lab import tables
+from kit.lab.predicting import routing
+from kit.lab.predicting.routes import Routes, of_spans
 from kit.model.generate import Generation
 from kit.model.slot_layout import SlotLayout
 from kit.model.slots import policy_named

@@ -27,13 +27,14 @@ from kit.cpu.threads import torch_alone
 from kit.errors import ReportError
 from kit.gguf import pagecache
 from kit.gguf.sources import model_bytes
-from kit.lab import child, disk, drift, llama_cpp
-from kit.lab.costs.expert_caches import dense_bytes, sorted_routes
+from kit.lab.engines import llama_cpp
 from kit.lab.findings.offload import OFFLOADS, HeldBy
-from kit.lab.group import Group, missing_rights
-from kit.lab.kept import once_a_run
-from kit.lab.routes import request_bytes
-from kit.lab.routing import routes_of
+from kit.lab.measuring import child, disk, drift
+from kit.lab.measuring.group import Group, missing_rights
+from kit.lab.measuring.kept import once_a_run
+from kit.lab.predicting.expert_caches import dense_bytes, sorted_routes
+from kit.lab.predicting.routes import request_bytes
+from kit.lab.predicting.routing import routes_of
 from kit.model.cpu_ops import CpuOps
 from kit.system.note import doing
 from kit.system.rows import PAGE
@@ -273,7 +274,7 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
 
 def fastest(by: dict[str, float]) -> str:
     """The fastest of the ways by their seconds per token, in words, with those that one run cannot tell apart from it: times of
-    one machine differ by so much from run to run (kit.lab.drift)."""
+    one machine differ by so much from run to run (kit.lab.measuring.drift)."""
     first, *others = sorted(by, key=by.get)
     near = [f'"{way}"' for way in others if by[way] <= drift.factor("s") * by[first]]
     undecided = f"; one run cannot tell it from {', '.join(near)}" if near else ""

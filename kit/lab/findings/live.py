@@ -14,11 +14,12 @@ from kit.cache.policies.base import Policy
 from kit.cache.prefetch import Prefetcher
 from kit.cache.stats import Stats
 from kit.cache.traces import Requests, requests
-from kit.lab import measurements, tables
+from kit.lab import tables
 from kit.lab.claims.gates import NOISE
-from kit.lab.costs.ways import KEPT, KEPT_RATE
-from kit.lab.kept import once_a_run
-from kit.lab.state import BUSY
+from kit.lab.measuring import measurements
+from kit.lab.measuring.kept import once_a_run
+from kit.lab.measuring.state import BUSY
+from kit.lab.predicting.ways import KEPT, KEPT_RATE
 from kit.system import last_level_cache
 
 
@@ -64,7 +65,7 @@ def decode(
     its own. No CUDA graph: those need every block to stay.
 
     ``prompt``: tokens a pass: 1 decodes, more make each pass the inference of a prompt.
-    ``fault(policy, trace)`` puts a broken store (kit.lab.faults) in place of the real one; ``prepare(weights)`` runs
+    ``fault(policy, trace)`` puts a broken store (kit.lab.findings.faults) in place of the real one; ``prepare(weights)`` runs
     before the first pass and may return a context manager to decode inside (a prefetcher). ``source``: kit.Weights or one
     that loads otherwise.
     """
@@ -190,7 +191,7 @@ def bounded(table: pd.DataFrame) -> tuple[bool, str]:
 
 def fastest(machine, file, accesses: pd.DataFrame) -> float:
     """An upper bound in tokens per second. A weight that hits is read as float32. One that misses is read as blocks; of its
-    float32, what the CPU's caches do not hold is written to memory and read again (as in kit.lab.costs.ways)."""
+    float32, what the CPU's caches do not hold is written to memory and read again (as in kit.lab.predicting.ways)."""
     hit = accesses["outcome"] == "hit"
     blocks = {name: tensor.nbytes / (4 * tensor.elements) for name, tensor in file.tensors.items()}
     missed = accesses[~hit]

@@ -15,13 +15,13 @@ from kit.gguf import pagecache
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab import figures, tables
 from kit.lab.claims import table as claims
-from kit.lab.costs.attention import attention_flops, kv_bytes
 from kit.lab.findings import reported
 from kit.lab.findings.live import relative_rms
-from kit.lab.gpu import Limits, synchronize
+from kit.lab.measuring.gpu import Limits, synchronize
 from kit.lab.on_device.device_kvcache import KV_DTYPES
 from kit.lab.on_device.device_weights import DeviceWeights
 from kit.lab.on_device.on_gpu import DeviceTransformer
+from kit.lab.predicting.attention import attention_flops, kv_bytes
 from kit.model.config import Config
 from kit.model.hyperparameters import read_config
 from kit.system import memory_available

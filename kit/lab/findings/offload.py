@@ -8,7 +8,7 @@ from kit.cache.stats import Stats
 from kit.cache.traces import Requests, hottest
 from kit.gguf import pagecache
 from kit.gguf.names import blocks_of, layer_of
-from kit.lab.costs.expert_caches import policy_of
+from kit.lab.predicting.expert_caches import policy_of
 from kit.model.readers import Depth, Readers
 from kit.model.slots import Experts, ExpertSlots
 

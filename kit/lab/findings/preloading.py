@@ -13,7 +13,7 @@ def observe(
     """Preload ``tensors`` (name -> bytes) in the order ``arrival``; then ask for ``first`` in another thread, the one
     that serves the request; then once for each tensor. Numbers take the place of weights.
 
-    ``make()``: a WeightCache or one of kit.lab.faults. Seen are ``preload`` (Stats at its end), ``counter`` (misses
+    ``make()``: a WeightCache or one of kit.lab.findings.faults. Seen are ``preload`` (Stats at its end), ``counter`` (misses
     after ``glance`` tensors, at the end, after the request), ``missed`` (was ``first`` loaded again?), ``references``
     to the cache, ``one`` (did the same instance answer?), ``held_bytes``, and ``asked`` (gets of the last pass).
     """

@@ -18,11 +18,11 @@ import torch
 
 import kit
 from kit.gguf import pagecache
-from kit.lab import child
-from kit.lab.costs.measured_ways import Measured
-from kit.lab.costs.order import Decode
-from kit.lab.costs.ways import Way
-from kit.lab.kept import once_a_run
+from kit.lab.explaining.measured_ways import Measured
+from kit.lab.measuring import child
+from kit.lab.measuring.kept import once_a_run
+from kit.lab.predicting.order import Decode
+from kit.lab.predicting.ways import Way
 from kit.model.pinned import PinnedBlocks
 from kit.system import counters, join_group
 

@@ -23,10 +23,10 @@ import kit
 from kit.cpu.buffers import ARENA
 from kit.errors import ReportError
 from kit.gguf.names import layer_of
-from kit.lab import child
-from kit.lab.group import Group
-from kit.lab.kept import once_a_run
-from kit.lab.sampling import what_fits
+from kit.lab.measuring import child
+from kit.lab.measuring.group import Group
+from kit.lab.measuring.kept import once_a_run
+from kit.lab.predicting.sampling import what_fits
 from kit.model.hyperparameters import read_config
 from kit.system import open_past, own_memory
 from kit.system.note import doing

@@ -9,9 +9,9 @@ from kit.gguf.uses import Use, bytes_used, uses_of
 from kit.lab.claims import table as claims
 from kit.lab.claims.judge import judge
 from kit.lab.claims.records import Record
-from kit.lab.costs.order import Kind
-from kit.lab.costs.ways import UsedTensor
-from kit.lab.machine import peaks
+from kit.lab.measuring.machine import peaks
+from kit.lab.predicting.order import Kind
+from kit.lab.predicting.ways import UsedTensor
 from kit.lab.synthetic.geometry import GEOMETRIES
 from kit.units import format_bytes
 

@@ -13,7 +13,7 @@ from kit.codec.tiles import TILE_VALUES, Tiles
 from kit.codec.triton import DEVICE, decode_on_device, upload
 from kit.gguf.tile_coding import LOWER
 from kit.lab import tables
-from kit.lab.gpu import Limits, time_on_device
+from kit.lab.measuring.gpu import Limits, time_on_device
 from kit.lab.on_device.compressed import CompressedTransformer, Streamed, TileWeights
 from kit.lab.on_device.one_thread import one_thread_kernel
 from kit.system import usable_cores

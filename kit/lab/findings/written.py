@@ -15,9 +15,9 @@ import torch
 
 from kit.gguf import large_pages
 from kit.gguf.mapped import MappedFile
-from kit.lab import pages
-from kit.lab.kept import once_a_run
-from kit.lab.measure import interval_of
+from kit.lab.measuring import pages
+from kit.lab.measuring.kept import once_a_run
+from kit.lab.measuring.measure import interval_of
 from kit.system import advise, last_level_cache
 from kit.units import format_bytes
 

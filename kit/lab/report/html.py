@@ -9,9 +9,9 @@ from pathlib import Path
 from markupsafe import Markup
 from nbconvert.preprocessors.coalescestreams import CoalesceStreamsPreprocessor
 
-from kit.lab import state
 from kit.lab.claims import evidence, records
 from kit.lab.claims import table as claims
+from kit.lab.measuring import state
 from kit.lab.report import content, theme
 from kit.lab.report.checklist import checklist, command_line
 from kit.lab.report.run import Run, read_notebook

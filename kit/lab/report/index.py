@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from kit.errors import ReportError
-from kit.lab import measurements
 from kit.lab.claims import book, evidence, gates
 from kit.lab.claims.book import Entry
 from kit.lab.claims.records import WARNED, Record
+from kit.lab.measuring import measurements
 from kit.lab.report import content, html, lead, planning, published, theme
 from kit.lab.report import run as runs
 from kit.lab.report.checklist import checklist

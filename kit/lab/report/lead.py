@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from kit.lab.claims.records import Record
-from kit.lab.costs.losses import format_kl
+from kit.lab.measuring.state import BUSY
+from kit.lab.predicting.losses import format_kl
 from kit.lab.prompts import PROMPT
 from kit.lab.report.checklist import command_line
 from kit.lab.report.run import Run
-from kit.lab.state import BUSY
 from kit.units import format_seconds
 
 OURS = {  # engine of peers.json -> options of kit generate

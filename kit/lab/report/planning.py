@@ -9,8 +9,8 @@ from pathlib import Path
 import kit
 from kit.errors import ReportError
 from kit.gguf.foreign import check_blocks, check_language_model
-from kit.lab import machine
 from kit.lab.claims import records
+from kit.lab.measuring import machine
 from kit.lab.report import parameters, sources
 from kit.lab.report.run import OF_RUN, NotebookOutcome, Request, Run, newest, now, read_notebook
 from kit.lab.report.runner import Outcome, execute

@@ -5,13 +5,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 
-from kit.lab import measurements
 from kit.lab.claims.records import Record
-from kit.lab.costs.ways import BLOCKS, BY_QUANTS, KEPT, KEPT_RATE
-from kit.lab.measurements import Reading
+from kit.lab.measuring import measurements
+from kit.lab.measuring.measurements import Reading
+from kit.lab.measuring.state import BUSY
+from kit.lab.predicting.ways import BLOCKS, BY_QUANTS, KEPT, KEPT_RATE
 from kit.lab.report.lead import WAYS, samples_of
 from kit.lab.report.run import Run
-from kit.lab.state import BUSY
 
 _OF_WAYS = "a token, "  # the quantity of a way in records
 PEERS = "peers.json"

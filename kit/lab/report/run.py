@@ -14,9 +14,9 @@ import nbformat
 
 import kit
 from kit.errors import ReportError
-from kit.lab import machine, measurements
 from kit.lab.claims import gates, records
 from kit.lab.claims.book import STATE, anchored
+from kit.lab.measuring import machine, measurements
 from kit.lab.report.runner import Outcome
 from kit.system.files import replacing, sole_writer
 

@@ -18,7 +18,7 @@ import psutil
 
 import kit
 from kit.errors import ReportError
-from kit.lab.kept import FOLDER
+from kit.lab.measuring.kept import FOLDER
 from kit.system import memory_available, note
 from kit.units import format_bytes
 
@@ -65,7 +65,7 @@ def execute(
     Whatever happens to the notebook is an Outcome; its process log stays beside the output when it failed. The
     processes that it started are killed when it ends, after ``timeout`` seconds, and on any exception here (Ctrl-C).
     ``on_second`` is told once a second what the notebook is doing: "compiling", "measuring", or nothing known. What it
-    measures is kept in the folder ``taken``, from where the same notebook run again takes it (kit.lab.kept).
+    measures is kept in the folder ``taken``, from where the same notebook run again takes it (kit.lab.measuring.kept).
     """
     output = output.absolute()  # the child works in that folder
     partial, log = output.with_name(f".{output.stem}.partial.ipynb"), output.with_suffix(".log")

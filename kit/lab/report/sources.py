@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import kit
-from kit.lab import machine
+from kit.lab.measuring import machine
 from kit.system import paths
 
 LIBRARIES = ("numpy", "torch", "numba", "llvmlite", "gguf", "pandas", "triton")

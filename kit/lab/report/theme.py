@@ -14,7 +14,7 @@ from kit import units
 from kit.lab.claims.book import reported_in
 from kit.lab.claims.records import Record
 from kit.lab.claims.table import WORDS, Claim
-from kit.lab.machine import LIMITS
+from kit.lab.measuring.machine import LIMITS
 from kit.lab.report.content import visible
 from kit.lab.report.run import write_atomically
 

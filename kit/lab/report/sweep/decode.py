@@ -3,8 +3,9 @@
 from kit.cache import POLICIES, UNLIMITED
 from kit.errors import CacheError, ModelError, known
 from kit.gguf.formats import DTYPES
-from kit.lab.costs import measured_ways, ways
-from kit.lab.costs.order import order_of
+from kit.lab.explaining import measured_ways
+from kit.lab.predicting import ways
+from kit.lab.predicting.order import order_of
 from kit.units import parse_bytes
 
 LIVE = {name: policy for name, policy in POLICIES.items() if name != "MIN"}  # MIN needs the future

@@ -18,7 +18,7 @@ from distributed.comm import get_address_host_port
 
 import kit
 from kit.errors import ReportError
-from kit.lab import machine
+from kit.lab.measuring import machine
 from kit.lab.report import planning, sources
 from kit.lab.report import run as runs
 from kit.lab.report.sweep.spec import Cell

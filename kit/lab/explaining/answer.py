@@ -1,0 +1,237 @@
+"""The answer of kit explain and page 09: the limit, what is reached here and how, llama.cpp, the one thing to change."""
+
+import shlex
+from typing import NamedTuple
+
+import pandas as pd
+
+from kit.gguf.uses import bytes_used
+from kit.lab.engines.processes import ENGINES, PEER
+from kit.lab.explaining.study import Study
+from kit.lab.measuring import pages
+from kit.lab.measuring.measurements import Reading
+from kit.lab.measuring.state import BUSY
+from kit.lab.predicting import quality
+from kit.lab.predicting.losses import format_kl
+from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, Way
+from kit.lab.prompts import PROMPT
+from kit.system.paths import shown
+from kit.units import format_bytes, format_seconds
+
+_ROUNDED = ("int16 activations", "int8 activations")  # rows of kit.lab.predicting.quality
+_PEER = PEER.partition(",")[0]  # the same of llama.cpp, which has one for each version
+_WORTH = 1.05  # times as fast: less is no reason to change anything
+
+
+class Reached(NamedTuple):
+    """A way with its seconds per token: measured (``low`` to ``high``: 95 % interval), or predicted (both None)."""
+
+    name: str
+    way: Way | None
+    seconds: float
+    low: float | None
+    high: float | None
+    others: float
+
+    @property
+    def measured(self) -> bool:
+        """Whether it was measured."""
+        return self.low is not None
+
+    @property
+    def told(self) -> str:
+        """Its speed in words, with its spread."""
+        text = f"{1 / self.seconds:.3g} tokens per second ({format_seconds(self.seconds)} per token"
+        if not self.measured:
+            return f"{text}, predicted)"
+        spread = f", {format_seconds(self.low)} to {format_seconds(self.high)}" * (self.low < self.high)
+        return f"{text}{spread}{', while other processes used the cores' * (self.others > BUSY)})"
+
+
+def command(study: Study, way: Way) -> str:
+    """The command that runs a way, as it can be pasted; "" where no command does."""
+    if study.file.path is None or _reason(study):
+        return ""
+    base = f"kit generate {shlex.quote(study.name or shown(study.file.path))} -p {shlex.quote(PROMPT)}"
+    memory = f" --memory {size(study.whole)}" if study.whole else ""
+    given = memory or f" --memory {size(study.room.free + study.room.beside)}"
+    kept = {"HashMap": " --cache all", "NoCache": " --cache none"}.get(way.policy) if way.dtype == "float32" else None
+    options = {
+        "fused": memory, "fused-int16": f"{memory} --linear fused-int16", "fused-int8": f"{memory} --linear fused-int8",
+        "dequantized": kept,
+        "pinned blocks": given, "slots": given, "slots-int8": f"{given} --linear fused-int8",
+    }[way.linear]  # fmt: skip
+    return "" if options is None else base + options
+
+
+def size(nbytes: int) -> str:
+    """Bytes as an option takes them, exactly: "750MiB"."""
+    units = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
+    unit = next(unit for unit, each in units.items() if nbytes % each == 0)
+    return f"{nbytes // units[unit]}{unit}"
+
+
+def _reason(study: Study) -> str:
+    """Why no command runs the file; "" where one does."""
+    return (study.part or study).order.reason
+
+
+def reached(study: Study) -> list[Reached]:
+    """The ways that stay within the memory of the whole process and that a command runs, the fastest first; of a file that none
+    runs all that stay, as walks over its tensors."""
+    ways = []
+    for prediction in study.predictions:
+        way, real = prediction.way, study.measured.get(prediction.way)
+        if not study.room.stays(prediction) or not (command(study, way) or _reason(study)):
+            continue
+        if real is None:
+            ways.append(Reached(way.label, way, prediction.seconds, None, None, 0.0))
+        else:
+            row = Reading(way.label, "", real.samples, machine="")
+            ways.append(Reached(way.label, way, real.seconds, *row.spread, 2 * BUSY * real.disturbed))
+    return sorted(ways, key=lambda each: each.seconds)
+
+
+def peer(study: Study) -> Reached | None:
+    """llama.cpp, where it ran the file in turn with the kit's ways."""
+    row = study.engines.get(PEER)
+    return row and Reached(PEER, None, row.median, *row.spread, row.others)
+
+
+def gather(study: Study) -> dict:
+    """The answer as plain data: ``limit``, ``reached``, ``peer``, ``change``; seconds are per token."""
+    nbytes, least, limits, speed = bytes_used(study.read), study.least, study.limits, study.map_speed
+    pages = study.map_found
+    ways = reached(study)
+    exact = next((each for each in ways if each.way.precision == "float32"), None)
+    default = next((each for each in ways if each.way == study.predictions[0].way), None)
+    best = ways[0] if ways else None
+    change = None
+    if best and default and best.way != default.way and default.seconds / best.seconds >= _WORTH:
+        change = {
+            "way": best.name,
+            "times": default.seconds / best.seconds,
+            "rounds": quality.PRECISIONS[best.way.precision].told,
+        }
+    middle = next((each for each in ways if each.way == BLOCK_WAYS[1]), None)
+    kept = [each for each in dict.fromkeys((exact, middle, best)) if each]
+    plain = [
+        each._asdict() | {"way": each.way.linear, "precision": each.way.precision, "tokens_per_second": 1 / each.seconds,
+                          "command": command(study, each.way)}
+        for each in kept
+    ]  # fmt: skip
+    return {
+        "limit": {
+            "tokens_per_second": 1 / least, "seconds": least, "bytes": nbytes, "read_gbps": study.read_gbps,
+            "now_gbps": limits.now, "known_of": limits.at, "others_cores": limits.others,
+            "map_gbps": speed and speed.gbps, "map_of_memory": speed and speed.ratio, "large_pages": speed and speed.large,
+            "found_map_gbps": pages and pages.gbps, "found_large_pages": pages and pages.large,
+        },
+        "reached": plain,
+        "peer": (other := peer(study)) and other._asdict() | {"way": None, "tokens_per_second": 1 / other.seconds},
+        "change": change,
+        "command": command(study, best.way) if best else "",
+        "fits": study.room.fits,
+    }  # fmt: skip
+
+
+def told(study: Study) -> list[str]:
+    """The answer in lines of text; the last is the command."""
+    ways, other, limits = reached(study), peer(study), study.limits
+    nbytes, least = bytes_used(study.read), study.least
+    lines = [f"At most {1 / least:.3g} tokens per second here: a token reads {format_bytes(nbytes)}, and {_bandwidth(study)}."]
+    if not study.room.fits:
+        lines = [f"At most {1 / least:.3g} tokens per second within this memory: a token reads {format_bytes(nbytes)}."]
+    if study.map_found:
+        lines.append(pages.told(study.map_found, study.map_speed, nbytes, command(study, BLOCKS) or "kit generate FILE"))
+    exact = next((each for each in ways if each.way.precision == "float32"), None)
+    if exact:
+        lines.append(f"kit reaches {exact.told} exactly, {_by(exact)}, {least / exact.seconds:.0%} of the limit.")
+    for precision in _ROUNDED:
+        if rounded := next((each for each in ways if each.way.precision == precision), None):
+            lines.append(f"With {precision} it reaches {rounded.told}: {quality.lost(precision, _qualities(study))}.")
+    if not study.room.fits:
+        lines.append(_short(study))
+    lines.append(_beside(study, exact, other))
+    if limits.others > BUSY:
+        lines.append(f"Other processes use {limits.others:.1f} cores: close them and ask again with `--again`.")
+    return [line for line in lines if line] + _change(study, ways)
+
+
+def _by(each: Reached) -> str:
+    return "from the file's blocks" if each.way == BLOCKS else f"by {each.name}"
+
+
+def _bandwidth(study: Study) -> str:
+    if study.read_gbps > study.limits.machine.read_gbps:
+        return f"a way here read memory at {study.read_gbps:.1f} GB/s, faster than any probe"
+    return study.limits.told
+
+
+def _beside(study: Study, exact: Reached | None, other: Reached | None) -> str:
+    """Where llama.cpp is, in a sentence; "" where it cannot be compared with what the kit ran."""
+    if reason := ENGINES[PEER].missing():
+        return f"llama.cpp is {reason}."
+    busy = max([row.others for row in study.engines.values()], default=0.0)
+    if busy > BUSY:
+        return f"llama.cpp is not compared: the machine is busy, other processes used {busy:.1f} cores."
+    if other is None:
+        return ""
+    times = f", {exact.seconds / other.seconds:.2f} times as fast as kit's exact way" if exact and exact.measured else ""
+    rounds = "it rounds activations to 8 bits as well" + (f" (KL {kl})" if (kl := _kl(study, _PEER)) else "")
+    return f"llama.cpp reaches {other.told} on the same file, in turn with kit{times}; {rounds}."
+
+
+def _qualities(study: Study):
+    """The table of predicting.quality as far as it is known: measured now, or kept from before; None: of nothing yet."""
+    if "quality" in study.__dict__:
+        return study.quality
+    kept = study.kept_quality
+    return pd.DataFrame.from_dict(kept, "index") if kept.keys() & {*_ROUNDED} else None
+
+
+def _kl(study: Study, name: str) -> str:
+    """The divergence from float32 of a precision or an engine, whatever its version; "" where it is not known."""
+    table = _qualities(study)
+    rows = study.kept_quality | ({} if table is None or isinstance(table, str) else table.to_dict("index"))
+    lost = next((row for key, row in rows.items() if key.startswith(name)), None)
+    return f"{format_kl(lost['kl'], lost['kl_error'])} nats" if lost else ""
+
+
+def _short(study: Study) -> str:
+    """What a file that does not fit waits for."""
+    blocks = sum(use.nbytes for use in study.uses)
+    disk = f"; the disk gives {study.room.disk.gbps:.1f} GB/s past the page cache" if study.room.disk else ""
+    room = (
+        f"{format_bytes(study.whole)} for the whole process"
+        if study.whole
+        else f"{format_bytes(study.room.free)} that are free"
+    )
+    own = f"its blocks are {format_bytes(blocks)}, the process {format_bytes(study.room.beside)}"
+    return f"The file does not fit: {own}, of {room}{disk}."
+
+
+def _change(study: Study, ways: list[Reached]) -> list[str]:
+    """The one thing to change, and the command that does it."""
+    if reason := _reason(study):
+        return [f"No command runs this file ({reason}): its tensors alone were used, in order."]
+    if not ways:
+        return ["Nothing that a command runs stays within this memory."]
+    default = next((each for each in ways if each.way == study.predictions[0].way), None)
+    best, times = ways[0], default.seconds / ways[0].seconds if default else 0.0
+    rounds = best.way.rounds
+    if rounds and times < _WORTH:
+        best = default or best
+    if rounds and times >= _WORTH:
+        none = "not measured" if isinstance(study.__dict__.get("quality"), str) else "measured below"
+        lost = f"KL {kl}" if (kl := _kl(study, best.way.precision)) else none
+        what = f"take {best.way.precision}, {times:.2f} times as fast"
+        text = f"To change: {what}, if you accept their loss of quality ({lost})."
+    elif best.way in BLOCK_WAYS:
+        text = "To change: nothing. The file's own blocks are the fastest way here."
+    elif best is default:
+        needs = format_bytes(study.room.beside + sum(use.nbytes for use in study.uses))
+        text = f"To change: nothing within this memory; {needs} for the process hold the whole file."
+    else:
+        text = f"To change: take {best.name}."
+    return [text, f"    {command(study, best.way)}"]

@@ -1,0 +1,126 @@
+"""A way of holding weights, measured: in this process, or in one of its own under a limit of memory."""
+
+import multiprocessing
+import signal
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+import kit
+from kit.errors import KitError
+from kit.gguf.cut import cut
+from kit.lab.measuring import state
+from kit.lab.measuring.kept import once_a_run
+from kit.lab.predicting.order import DECODES, Decode, Order, Walk
+from kit.lab.predicting.ways import SLOTS, Prediction, Way
+from kit.model.pinned import PinnedBlocks
+from kit.system import end_with_parent, limit_memory
+from kit.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured way. ``samples``: seconds of each token after the first. ``hit_rate``: of those. ``resident``: bytes.
+    ``result``: logits of the last token, or the products of a walk, to compare ways. ``disturbed``: whether other processes
+    used the cores meanwhile."""
+
+    way: Way
+    samples: tuple[float, ...]
+    hit_rate: float | None
+    resident: int
+    result: torch.Tensor = field(repr=False, compare=False)
+    disturbed: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds per token."""
+        return float(np.median(self.samples))
+
+
+@once_a_run
+def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measured:
+    """Decode ``tokens`` tokens after a warm-up (or walk over the tensors of a file that cannot run); at most ``tries`` times,
+    until other processes do not disturb it. With experts in slots the first half of the tokens warms up as well."""
+
+    def once():
+        if way.linear == "pinned blocks":
+            weights, linear = PinnedBlocks(file, way.capacity), "fused"
+        elif way.linear in SLOTS:
+            weights, linear = kit.Weights(file, experts=kit.Slots(way.capacity, way.policy)), SLOTS[way.linear]
+        else:
+            weights, linear = kit.Weights(file, way.cache(), dtype=way.dtype), way.linear
+        steps = Walk(weights, linear, order.tokens[0]) if order.reason else DECODES[order.via](weights, linear, tokens + 1)
+        result = run(way, weights, steps, tokens)
+        if way.linear in SLOTS:
+            weights.close()
+            result = replace(result, samples=result.samples[tokens // 2 :])
+        return result
+
+    measured, disturbed = state.undisturbed(once, tries)
+    return replace(measured, disturbed=disturbed)
+
+
+def run(way: Way, weights, steps, tokens: int) -> Measured:
+    """Measure ``tokens`` steps over any ``weights`` after a warm-up."""
+    steps.step()
+    if way.linear != "dequantized" and isinstance(steps, Decode):  # the second token records the program: dropped as well
+        mark = steps.cache.mark()
+        steps.step()
+        steps.cache.back_to(mark)
+    weights.trace.clear()
+    for _ in range(tokens):
+        result = steps.step()
+    spans = weights.trace.frame()
+    asked = spans.loc[spans["what"] == "access", "outcome"]
+    hit_rate = None if way.linear != "dequantized" else float((asked == "hit").mean())
+    seconds = tuple(spans.loc[spans["what"] == "token", "seconds"])
+    return Measured(way, seconds, hit_rate, weights.store.stats.resident_bytes, result)
+
+
+def measure_apart(way: Way, file, order, tokens, tries, limit: int, layers=()) -> Measured | str:
+    """``measure`` in a process that may allocate ``limit`` bytes, mapped files not counted (RLIMIT_DATA);
+    ``layers``: of a cut file. The reason instead, where it lacks memory or dies."""
+    context = multiprocessing.get_context("spawn")  # a fork would inherit threads and locks of torch
+    ours, theirs = context.Pipe(duplex=False)
+    job = theirs, file.path, way, order, tokens, tries, limit, tuple(layers)
+    child = context.Process(target=_child, args=job, daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        result = ours.recv()
+    except EOFError:
+        child.join()
+        result = f"ended the process that measured it (exit code {child.exitcode}) under a limit of {format_bytes(limit)}"
+    finally:
+        child.terminate()
+    return result if isinstance(result, str) else replace(result, result=torch.from_numpy(result.result))
+
+
+def _child(pipe, path, way, order, tokens, tries, limit, layers):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    end_with_parent()
+    limit_memory(limit)
+    try:
+        file = kit.open(path)
+        result = measure(way, cut(file, layers) if layers else file, order, tokens, tries)
+        pipe.send(replace(result, result=result.result.numpy()))
+    except KitError as error:
+        pipe.send(f"{error} (under a limit of {format_bytes(limit)})")
+    except (MemoryError, RuntimeError) as error:  # torch: "not enough memory: you tried to allocate ..."
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        pipe.send(f"did not fit: an allocation failed under a limit of {format_bytes(limit)}")
+
+
+def as_record(prediction: Prediction, real: Measured | None, reason: str = "") -> dict:
+    """The fields of a way's record (kit.Session.record): its samples, least and prediction, or the ``reason`` why none is."""
+    if real is None:
+        return {"quantity": prediction.way.quantity, "unit": "s", "status": "skipped", "reason": reason}
+    told = f"predicted {format_seconds(prediction.seconds)} ({prediction.seconds / real.seconds:.2f} times), "
+    told += f"{format_bytes(prediction.held)} held and {format_bytes(prediction.pages)} of the file"
+    return {
+        "quantity": prediction.way.quantity, "unit": "s", "samples": list(real.samples), "lower": prediction.least,
+        "lower_source": "its bytes at the measured bandwidth", "tolerance": "predictions within a factor of 1.25",
+        "reason": told,
+    }  # fmt: skip

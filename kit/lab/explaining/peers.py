@@ -1,0 +1,253 @@
+"""The engines next to each other on one file: the same tokens, in turn, and what each loses to float32."""
+
+import json
+import os
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+import kit
+from kit.errors import KitError
+from kit.lab.engines.processes import ENGINES, OURS, PEER, Process
+from kit.lab.measuring import state
+from kit.lab.measuring.kept import once_a_run
+from kit.lab.measuring.machine import library_version, machine_id
+from kit.lab.predicting.losses import format_kl
+from kit.system.files import replacing
+from kit.units import format_bytes, format_seconds
+
+_COLUMNS = "imports|load|first|prefill|speed|samples|others|resident|beyond imports|mapped|agree|kl|kl_error|same|reason".split(
+    "|"
+)
+_PROMPT = "A large language model that runs on a small computer answers slowly, because"
+_READ = 4e11  # bytes that all tokens of a run's comparison read, give or take: seconds, not minutes
+_EXACT, *_ROUNDED = OURS
+_PRECISION = {name: name.removeprefix("kit, ") for name in _ROUNDED}  # row of kit.lab.predicting.quality
+_PATIENCE = 10.0  # seconds to wait for other processes
+_EXACT_POSITIONS = 128  # scored of the exact engine, which is exact at each
+BUSY = "busy, not a comparison"
+TIMES, KL, SAME = "of llama.cpp", "KL to float32, nats", "same token"
+FORMATS = {  # of the table of a run
+    "load": format_seconds, "first": format_seconds, TIMES: "{:.2f}", SAME: "{:.1%}", "resident": format_bytes,
+}  # fmt: skip
+
+
+def installed() -> list[str]:
+    """The names in ENGINES that can run here."""
+    return [name for name, engine in ENGINES.items() if not engine.missing()]
+
+
+@once_a_run
+def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, text=0, environment=None) -> pd.DataFrame:
+    """One row an engine (names of ENGINES): the same greedy tokens from the same file, ``rounds`` times in turn; a round that
+    other processes disturbed is taken again, as many times at most.
+
+    Only one process runs at a time, the others are stopped. ``prompt``: token ids. Columns:
+    imports, load, first: seconds until the engine's libraries are imported, then until the file is open, then until the first
+    token, in a new process with the file in the page cache. prefill: tokens of the prompt per second, the median. speed:
+    tokens per second after it, the median of ``samples``. others: cores that other processes used meanwhile; a row with more
+    than state.BUSY is not compared. resident: bytes of the process at the end; mapped: those of them that are the file's;
+    beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. kl, kl_error, same:
+    of predicting.quality, by ``text`` tokens (0: none). reason: why the rest of the row is empty. ``environment``: as in
+    Process.
+    """
+    context, running, rows = len(prompt) + tokens, {}, {}
+    try:
+        for name in tqdm(engines, "peers", disable=None if progress else True):
+            if rows.get(family := name.partition(",")[0], {}).get("reason"):
+                rows[name] = {"reason": f"see {family}"}  # another way of an engine that cannot open the file
+                continue
+            try:
+                running[name] = Process(name, path, context, environment)
+                load, first = running[name].ask(load=True)[0], running[name].ask(begin=prompt)[0]
+                rows[name] = {"imports": running[name].imports, "load": load, "first": first, "reason": ""}
+            except KitError as error:
+                rows[name] = {"reason": str(error).replace(str(path), path.name)}
+                if name in running:
+                    running.pop(name).close()
+        said, taken = {}, []  # taken: (cores of others, seconds of the prompt and of the tokens by engine) of each round
+
+        def once():
+            seconds = {}
+            for name, engine in running.items():
+                seconds[name] = [engine.ask(begin=prompt)[0]]
+                took, said[name] = engine.ask(steps=tokens - 1)
+                seconds[name].append(took)
+            return seconds
+
+        while running and len(taken) < 2 * rounds and sum(others <= state.BUSY for others, _ in taken) < rounds:
+            seconds, others, disturbed = state.watched(once, [engine.process for engine in running.values()])
+            taken.append((others if disturbed else 0.0, seconds))
+        taken = sorted(taken, key=lambda each: each[0])[:rounds]  # the quietest
+        for name, engine in running.items():
+            row, resident = rows[name], engine.memory()
+            prefills, samples = zip(*(seconds[name] for _, seconds in taken), strict=True)
+            row["samples"] = [(tokens - 1) / seconds for seconds in samples]
+            row |= {"prefill": len(prompt) / float(np.median(prefills)), "speed": float(np.median(row["samples"]))}
+            row |= {"resident": resident, "mapped": engine.mapped(path), "beyond imports": resident - engine.base}
+            row["agree"] = int(np.equal(said[name], next(iter(said.values()))).cumprod().sum())
+            row["others"] = taken[-1][0]
+    finally:
+        for engine in running.values():
+            engine.close()
+    if text:
+        for name, losses in _lost(path, [*running], text, environment).items():
+            rows[name] |= losses
+    return pd.DataFrame.from_dict(rows, "index").reindex(columns=_COLUMNS).rename_axis("engine")
+
+
+def _lost(path, names, tokens: int, environment) -> dict[str, dict[str, float]]:
+    """The columns of kit.lab.predicting.quality for each engine, whose logits of a text of so many ``tokens`` are compared."""
+    from kit.lab.predicting import quality  # here, because the engines' processes import this module and no torch
+
+    with kit.open(path) as file, ExitStack() as stack:
+        others = {}
+        for name in (name for name in names if name not in _ROUNDED):
+            if name == _EXACT:
+                others[name] = quality.from_blocks(file, tokens)._replace(most=_EXACT_POSITIONS)
+                continue
+            # on one core: threads that wait for each other by spinning take minutes on a busy machine, and change no result
+            engine = Process(name, path, tokens, environment, cores=1)
+            stack.callback(engine.close)
+            others[f"{name} {version(name)}"] = quality.LogitSource(engine.read)
+        ours = [_PRECISION[name] for name in names if name in _ROUNDED]
+        table = quality.quality(file, ours, tokens, others=others)
+    engine = {kind: name for name, kind in _PRECISION.items()} | {f"{name} {version(name)}": name for name in names}
+    losses = table.rename(engine)
+    return losses[["kl", "kl_error", "same"]].to_dict("index")
+
+
+def version(name: str) -> str:
+    """Which build of llama.cpp an engine is: the wheel's version, or the library that the environment names."""
+    return os.environ.get("LLAMA_CPP") or library_version("xllamacpp") or ""
+
+
+def logits_of(name, path, ids, alone: bool, environment=None, **options) -> np.ndarray:
+    """An engine's logits after each of these tokens, (tokens, vocabulary) float32, as one prompt or ``alone``, token by token.
+    ``environment``, ``options``: as of Process."""
+    # on one core: threads that wait for each other by spinning take minutes on a busy machine, and change no result
+    process = Process(name, path, len(ids), environment, cores=1, **options)
+    try:
+        process.ask(load=True)
+        with tempfile.NamedTemporaryFile(suffix=".npy") as out:
+            process.ask(logits=ids, alone=alone, out=out.name)
+            return np.load(out.name)
+    finally:
+        process.close()
+
+
+def of_run(lab, path) -> pd.DataFrame:
+    """The engines of a run next to each other on one file, and what each loses to float32 where the weights are trained ones:
+    measured by the first notebook that asks, and read from the run's peers.json by the others, so that their figures agree.
+    Its key is that of the store of measurements: file, machine and settings. The speeds are added to the run's store."""
+    from kit.lab.measuring import measurements
+
+    with kit.open(path) as file:
+        key = {"file": Path(path).name, "digest": measurements.digest_of(file), "settings": measurements.settings()}
+    key["machine"] = machine_id()
+    kept = lab.out / "peers.json"
+    told = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    if not key.items() <= told.items() or told["by"] == lab.notebook:
+        rows = compare_file(path, text=bool(lab.model)).to_dict("index")
+        told = key | {"by": lab.notebook, "engines": rows}
+        with replacing(kept) as out:
+            out.write(json.dumps(told, indent=1).encode() + b"\n")
+        note(rows, key["digest"], lab.notebook, measurements.of_run(lab.out))
+    return beside(pd.DataFrame.from_dict(told["engines"], "index"))
+
+
+def beside(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of ``compare`` as a page shows them, with "of llama.cpp": times its speed, unless the machine was busy."""
+    table = table.reindex(columns=_COLUMNS).rename_axis("engine").rename(columns={"speed": "tok/s", "kl": KL, "same": SAME})
+    table[TIMES] = table["tok/s"] / table["tok/s"].get(PEER, np.nan)
+    busy = table["others"].fillna(0) > state.BUSY
+    table.loc[busy, TIMES], table["reason"] = np.nan, table["reason"].mask(busy, BUSY)
+    columns = ["load", "first", "tok/s", TIMES, KL, "kl_error", SAME, "agree", "resident", "others", "reason"]
+    return table[columns].rename(columns={"kl_error": "± nats", "others": "cores of others"})
+
+
+def compare_file(path, text: bool, rounds: int = 3, engines=None) -> pd.DataFrame:
+    """``compare`` for ``engines`` (None: all that are installed), by as many tokens as a few seconds allow; ``text``: with
+    quality."""
+    from kit.lab.predicting.divergence import tokens_for
+
+    with kit.open(path) as file:
+        weights, nbytes = (sum(getattr(info, what) for info in file.tensors.values()) for what in ("elements", "nbytes"))
+        prompt = prompt_of(file)
+    engines = engines or installed()
+    tokens = min(33, max(9, int(_READ / (rounds * len(engines) * nbytes))))
+    return compare(path, engines, prompt, tokens, rounds, text=tokens_for(weights) if text else 0)
+
+
+def prompt_of(file) -> list[int]:
+    """Token ids of an English sentence's beginning, or four ids where the file has no tokenizer that the kit knows."""
+    from kit.model.tokenizer import tokenizer_of
+
+    try:
+        return tokenizer_of(file).encode(_PROMPT)
+    except KitError:
+        return [1, 5, 9, 2]
+
+
+def note(rows: dict[str, dict], digest: str, by: str, store) -> None:
+    """Add the speeds of ``compare`` to a store of measurements and the shared one, in seconds per token of the file with this
+    ``digest``."""
+    from kit.lab.measuring import measurements
+
+    for name, row in rows.items():
+        if isinstance(row.get("samples"), list):
+            seconds = tuple(1 / speed for speed in row["samples"])
+            row = measurements.Reading(_ways()[name], digest, seconds, "s", measurements.settings(), row["others"], by)
+            measurements.note(store, row)
+
+
+def _ways() -> dict[str, str]:
+    """Engine -> its way in the store of measurements."""
+    from kit.lab.predicting.ways import BLOCK_WAYS
+
+    return {name: name for name in ENGINES} | {name: way.label for name, way in zip(OURS, BLOCK_WAYS, strict=True)}
+
+
+def readings(file, by: str, store, again: bool = False) -> dict:
+    """Engine -> its Reading on an open file: those that ``store`` has of all engines, else measured now, added to it and to the
+    shared store. ``again``: measured in any case."""
+    from kit.lab.measuring import measurements
+
+    digest, engines = measurements.digest_of(file), installed()
+
+    def known(busy=False):
+        asked = {name: store.known(_ways()[name], digest, measurements.settings(), busy=busy) for name in engines}
+        return {name: row for name, row in asked.items() if row}
+
+    if again or len(known()) < len(engines) - 1:  # one may be unable to open the file
+        if state.settle(float(os.environ.get("KIT_PATIENCE", _PATIENCE))):  # a peer that spins starves: no comparison
+            engines = [name for name in engines if name in OURS]
+        rows = compare_file(file.path, text=False, engines=engines).to_dict("index")
+        note(rows, digest, by, store)
+    return known(busy=True)
+
+
+def short(beside: pd.DataFrame) -> pd.DataFrame:
+    """The table of ``of_run`` in fewer columns: each divergence with its error, and no column that is empty."""
+    errors = map(format_kl, beside[KL], beside["± nats"])
+    table = beside.assign(**{KL: [text if row == row else np.nan for text, row in zip(errors, beside[KL], strict=True)]})
+    return table.drop(columns=["± nats", *(name for name in ("cores of others", "reason") if not beside[name].any())])
+
+
+def told(beside: pd.DataFrame) -> str:
+    """The table of ``of_run`` in words, the exact way first: no speed of a trained model without its quality, and no
+    comparison of a busy machine."""
+    ran = beside.dropna(subset="tok/s")
+    if (ran["cores of others"].fillna(0) > state.BUSY).any():
+        most = ran["cores of others"].max()
+        return f"{BUSY[0].upper()}{BUSY[1:]}: other processes used {most:.1f} cores while {len(ran)} engines ran this file"
+    each = [
+        f"{row.name} {row['tok/s']:.3g} tok/s" + f" (KL {format_kl(row[KL], row['± nats'])} nats)" * (row[KL] == row[KL])
+        for _, row in ran.iterrows()
+    ]
+    none = "; these generated weights have no quality to lose" * bool(len(ran) and ran[KL].isna().all())
+    return f"{len(ran)} engines ran this file{': ' * bool(each)}{', '.join(each)}{none}"

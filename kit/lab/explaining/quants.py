@@ -1,0 +1,254 @@
+"""Which quantization to take: files of one model in one table, with bytes, speed and its bound, loss with its error, memory.
+
+The file with the most bits per weight is the exact one, if none is named. Each file runs by exact products and by activations
+of eight bits.
+"""
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from tqdm import tqdm
+
+import kit
+from kit.errors import ModelError
+from kit.gguf.sources import resolve
+from kit.gguf.uses import bytes_used, uses_of
+from kit.lab import figures
+from kit.lab.engines.processes import Process
+from kit.lab.explaining.peers import prompt_of
+from kit.lab.explaining.to_measure import ENGINE_WAYS
+from kit.lab.measuring import measurements, state
+from kit.lab.predicting import divergence, quality
+from kit.lab.predicting.losses import format_kl
+from kit.lab.predicting.ways import BY_QUANTS
+from kit.units import format_bytes
+
+WAYS = {"exact": ("kit", "fused"), "int8": ("kit, int8 activations", "fused-int8")}  # way -> engine, variant of kit.linear
+COLUMNS = [
+    "bytes", "bits", "way", "speed", "samples", "bound", "gbps", "kl", "kl_error", "same", "memory", "others", "best",
+]  # fmt: skip
+KEY = ["digest", "machine", "settings", "at"]  # of a row's speed, as in kit.lab.measuring.measurements; at: the day
+
+
+def study(
+    paths: Sequence[Path], exact: Path | None = None, tokens: int = 0, rounds: int = 3, new: int = 32, progress: bool = False
+) -> pd.DataFrame:
+    """One row for each file and way of WAYS, indexed by the file's name.
+
+    bytes: of the file; bits: per weight. speed: tokens per second, the median of ``samples``, one a round, in which every file
+    and way decodes ``new`` tokens in turn, each in a process of its own. bound: tokens per second at ``gbps``, the most that
+    memory read in any round. kl, kl_error, same: of kit.lab.predicting.divergence, by ``tokens`` of a text (0: as many as take
+    seconds), from the exact products of the file ``exact`` (None: the one with the most bits). memory: resident bytes of the
+    process, file included. others: cores that other processes used. best: no other row is both faster and closer. KEY: what
+    the speed is of. ModelError for files that are not of one model.
+    """
+    with ExitStack() as stack:
+        files = {path: stack.enter_context(kit.open(path)) for path in paths}
+        _check_alike(list(files.values()))
+        bits = {path: 8 * _nbytes(file) / _elements(file) for path, file in files.items()}
+        first = exact or max(files, key=bits.get)
+        lost, prompt = _losses(files, first, tokens, progress), prompt_of(files[first])
+        used = {path: bytes_used(uses_of(file)) for path, file in files.items()}
+        here = measurements.machine_id(), measurements.settings(), datetime.now(UTC).date().isoformat()
+        keys = {path: (measurements.digest_of(file), *here) for path, file in files.items()}
+    speeds, memory, read, others = _speeds(paths, prompt, rounds, new, progress)
+    rows = []
+    for path in sorted(paths, key=lambda path: -bits[path]):
+        for way in WAYS:
+            one, samples = lost[path, way], speeds[path, way]
+            rows.append((
+                path.name, path.stat().st_size, bits[path], way, float(np.median(samples)), samples, read * 1e9 / used[path],
+                read, one["kl"], one["kl_error"], one["same"], memory[path, way], others, False, *keys[path],
+            ))  # fmt: skip
+    table = pd.DataFrame(rows, columns=["file", *COLUMNS, *KEY]).set_index("file")
+    return table.assign(best=front(table["speed"].to_numpy(), table["kl"].to_numpy()))
+
+
+def named(text: str) -> list[Path]:
+    """The files of a parameter: several of one model, separated by commas, or one that `kit quants --json` printed. ModelError
+    for one file of a model, or a path that does not exist."""
+    names = [name for part in text.split(",") if (name := part.strip())]
+    if len(names) == 1 and not names[0].endswith(".json"):
+        raise ModelError(f"quants: {names[0]} is one file; name several with commas, or the .json of `kit quants --json`")
+    for name in names:
+        if name.endswith(".json") and not Path(name).is_file():
+            raise ModelError(f"quants: {name} does not exist; write it with `kit quants FILE... --json > {name}`")
+    return [Path(name) if name.endswith(".json") else Path(resolve(name)) for name in names]
+
+
+def of(paths: Sequence[Path]) -> pd.DataFrame:
+    """The table of ``named`` files: measured now, or read from the one .json."""
+    return read(paths[0]) if paths[0].suffix == ".json" else study(paths)
+
+
+def of_run(paths: Sequence[Path], lab, file) -> pd.DataFrame:
+    """``of`` on a page of a run about an open ``file``: its rows have the one value that the run's store has of their way, and
+    are recorded. "other" says of those that are another measurement, with other code or settings or on another machine, when it
+    was."""
+    table, store, digest = of(paths).assign(other=""), measurements.of_run(lab.out), measurements.digest_of(file)
+    here = digest, measurements.machine_id(), measurements.settings()
+    for number, row in enumerate(table.reset_index().itertuples()):
+        if row.digest not in (digest, "") or (not row.digest and row.file != Path(file.path).name):
+            continue
+        way, column = ENGINE_WAYS[WAYS[row.way][0]], table.columns.get_loc
+        if (row.digest, row.machine, row.settings) != here:
+            table.iloc[number, column("other")] = f"another measurement than this page's{f', of {row.at}' * bool(row.at)}"
+            continue
+        if reading := store.known(way.label, digest, here[-1], busy=True):
+            saved = replace(reading, samples=tuple(1 / speed for speed in table["samples"].iloc[number]))
+            if saved.disagrees(reading):  # its rows are comparable with each other, not with the page's
+                times = reading.median / saved.median
+                table.iloc[number, column("other")] = f"measured at another time, {times:.2f} times as fast as on this page"
+                continue
+            table.iloc[number, column("speed")] = 1 / reading.median
+            table.iat[number, column("samples")] = [1 / seconds for seconds in reading.samples]
+        samples = [1 / speed for speed in table["samples"].iloc[number]]
+        lab.record(quantity=way.quantity + BY_QUANTS, unit="s", samples=samples)
+    return table.assign(best=front(table["speed"].to_numpy(), table["kl"].to_numpy()))
+
+
+def read(path: Path) -> pd.DataFrame:
+    """The table that `kit quants --json` printed to a file; ModelError where it is something else."""
+    try:
+        table = pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))["rows"]).set_index("file")
+        return table[COLUMNS + [name for name in KEY if name in table]].reindex(columns=[*COLUMNS, *KEY], fill_value="")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path}: is not what `kit quants --json` prints ({error}); write it again") from None
+
+
+def front(speed: np.ndarray, kl: np.ndarray) -> np.ndarray:
+    """Whether each point is on the Pareto front: no other is at least as fast and as close, and better in one of the two."""
+    faster, closer = speed[None, :] >= speed[:, None], kl[None, :] <= kl[:, None]
+    better = (speed[None, :] > speed[:, None]) | (kl[None, :] < kl[:, None])
+    return ~(faster & closer & better).any(1)
+
+
+def advice(table: pd.DataFrame) -> str:
+    """The answer in a sentence: the fastest row whose loss is small, and what it gives up."""
+    if table["others"].iloc[0] > state.BUSY:
+        return f"No answer: other processes used {table['others'].iloc[0]:.1f} cores. Run it again on a quiet machine."
+    whole = table[(table["kl"] < SMALL) & table["best"]]
+    if whole.empty:
+        return f"None: every file loses more than {SMALL} nats to the exact one."
+    row = whole.loc[[whole["speed"].idxmax()]].nlargest(1, "speed").iloc[0]
+    linear = " --linear fused-int8" if row["way"] == "int8" else ""
+    other = f" ({row['other']})" if row.get("other") else ""
+    told = "the exact ones" if row["kl"] == 0 else f"KL {format_kl(row['kl'], row['kl_error'])} nats"
+    return f"{row.name}{linear}: {row['speed']:.3g} tokens per second{other}, its answers {told}."
+
+
+SMALL = 0.05  # nats: a loss that is called small; llama.cpp's own rounding of activations loses about 0.02
+
+
+def rows(table: pd.DataFrame) -> pd.DataFrame:
+    """The table as a page shows it."""
+    columns = {
+        "way": table["way"],
+        "bytes": table["bytes"].map(format_bytes),
+        "bits per weight": table["bits"],
+        "tokens per second": table["speed"],
+        "bound": table["bound"],
+        "KL, nats": [format_kl(*pair) for pair in zip(table["kl"], table["kl_error"], strict=True)],
+        "memory": table["memory"].map(format_bytes),
+        "on the front": table["best"],
+    }
+    if table.get("other", pd.Series(dtype=str)).any():
+        columns["speed is"] = table["other"]
+    return pd.DataFrame(columns, index=table.index)
+
+
+def figure(table: pd.DataFrame):
+    """(figure, axes): speed against loss, a point for each row, the front as a line, each file's bound as a dash."""
+    chart, axes = figures.new(height=4.2)
+    shown = table.assign(x=table["kl"].clip(lower=table["kl"][table["kl"] > 0].min() / 3 if (table["kl"] > 0).any() else 1e-4))
+    for way, mark, color in zip(WAYS, "os", (figures.BLUE, figures.ORANGE), strict=True):
+        part = shown[shown["way"] == way]
+        axes.errorbar(part["x"], part["speed"], xerr=part["kl_error"], fmt=mark, color=color, label=f"{way}", capsize=2)
+        axes.plot(part["x"], part["bound"], "_", color=figures.BLACK, markersize=14, label="bound" if way == "exact" else None)
+    names = _short([*dict.fromkeys(map(str, shown.index))])
+    for name, row in shown.sort_values("speed").groupby(level=0).last().iterrows():  # a file's faster way
+        axes.annotate(names[name], (row["x"], row["speed"]), (0, 8), textcoords="offset points", fontsize=8, ha="center")
+    best = shown[shown["best"]].sort_values("x")
+    axes.plot(best["x"], best["speed"], color=figures.GREEN, linewidth=1.2, zorder=0, label="nothing is faster and closer")
+    figures.log(axes, "x", write="{:.0e}".format)
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="KL divergence from the file with the most bits, nats (left is closer)", ylabel="tokens per second")
+    quickest = table.loc[table["best"]].nlargest(1, "speed").iloc[0]
+    told = f"{quickest['speed']:.3g} tokens per second at {quickest['bits']:.1f} bits per weight"
+    axes.set_title(f"{told}, with KL {format_kl(quickest['kl'], quickest['kl_error'])} nats")  # no speed without its loss
+    axes.legend(fontsize=8.5)
+    return chart, axes
+
+
+def _short(names: list[str]) -> dict[str, str]:
+    """File name -> what of it no other name begins with, from a hyphen on."""
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False)) if len(names) > 1 else ()
+    alike = "".join(letters[0] for letters in same).rpartition("-")[0]
+    return {name: name.removeprefix(alike).strip("-").removesuffix(".gguf")[:28] for name in names}
+
+
+def _check_alike(files) -> None:
+    first = files[0]
+    for file in files[1:]:
+        other = {name: info.shape for name, info in file.tensors.items()}
+        if file.architecture != first.architecture or other != {name: info.shape for name, info in first.tensors.items()}:
+            raise ModelError(
+                f"{file.path}: is not a quantization of the model in {first.path}, because the tensors have other shapes"
+            )
+
+
+def _losses(files, first, tokens, progress) -> dict:
+    tokens = tokens or divergence.tokens_for(_elements(files[first]), thorough=True)
+    exact = kit.Transformer(kit.Weights(files[first]))
+    window = divergence.window_of(exact.tokenizer, exact.config.context, tokens)
+    truth = quality.from_blocks(files[first], len(window))
+    ways = {(path, way): (file, linear) for path, file in files.items() for way, (_, linear) in WAYS.items()}
+    sources = {key: truth if key == (first, "exact") else quality.from_blocks(file, len(window), linear)
+               for key, (file, linear) in ways.items()}  # fmt: skip
+    return divergence.compare(window, truth, sources, progress)
+
+
+def _speeds(paths, prompt, rounds, new, progress):
+    """({(path, way): tokens per second of each round}, {(path, way): resident bytes}, GB/s, cores of others)."""
+    running, read, taken = {}, [], []
+    with ExitStack() as stack:
+        for path in paths:
+            for way, (engine, _) in WAYS.items():
+                running[path, way] = process = Process(engine, path, len(prompt) + new)
+                stack.callback(process.close)
+                process.ask(load=True)
+                process.ask(begin=prompt)
+                process.ask(steps=2)
+
+        def once():
+            speeds = {}
+            for key, process in running.items():
+                process.ask(begin=prompt)
+                speeds[key] = (new - 1) / process.ask(steps=new - 1)[0]
+                read.append(state.probe_state().read_gbps)
+            return speeds
+
+        bar = tqdm(total=rounds, desc="speeds", unit="round", disable=None if progress else True)
+        while len(taken) < 2 * rounds and sum(others <= state.BUSY for others, _ in taken) < rounds:
+            speeds, others, disturbed = state.watched(once, [process.process for process in running.values()])
+            taken.append((others if disturbed else 0.0, speeds))
+            bar.update()
+        bar.close()
+        memory = {key: process.memory() for key, process in running.items()}
+    taken = sorted(taken, key=lambda each: each[0])[:rounds]  # the quietest
+    return {key: [speeds[key] for _, speeds in taken] for key in running}, memory, max(read), taken[-1][0]
+
+
+def _nbytes(file) -> int:
+    return sum(info.nbytes for info in file.tensors.values())
+
+
+def _elements(file) -> int:
+    return sum(info.elements for info in file.tensors.values())

@@ -1,0 +1,215 @@
+"""What kit explain and notebook 09 say of a study: sentences, and the same as plain data."""
+
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from kit.lab.explaining import answer, depth
+from kit.lab.explaining.elsewhere import compressibility
+from kit.lab.explaining.study import Study
+from kit.lab.explaining.tables import as_text, formatted, paragraph, short
+from kit.lab.explaining.to_measure import measure_engines
+from kit.lab.predicting import quality
+from kit.lab.predicting.ways import used_tensors
+from kit.system import cpu_facts
+from kit.units import format_bytes, format_count, format_seconds, printable
+
+_FEW = 20  # a cache of less than this part of the float32 weights is none
+
+
+def what(study: Study) -> str:
+    """What the file is, in a sentence or two."""
+    facts = study.facts
+    types = ", ".join(f"{row['qtype']} {row['bytes'] / facts['working_sets']['blocks']['bytes']:.0%}"
+                      for row in facts["types"][:3])  # fmt: skip
+    blocks, decoded = (format_bytes(facts["working_sets"][name]["bytes"]) for name in ("blocks", "float32"))
+    return (
+        f"{Path(facts['path']).name}: architecture {facts['architecture']}, {format_count(facts['parameters'])} "
+        f"parameters in {facts['tensors']} tensors and {facts['layers']} layers; {blocks} of blocks ({types}), "
+        f"{decoded} once dequantized to float32."
+    )
+
+
+def how(study: Study) -> str:
+    """Whether the file was run or only its tensors were, what was assumed, left out or cut."""
+    order, ran = study.order, (study.part or study).order
+    if not ran.reason:
+        whose = " through transformers (kit.hf): the kit's own pass was not used" * (ran.via == "transformers")
+        text = f"The order of weight accesses was recorded from a decode of {len(ran.tokens)} tokens{whose}."
+    else:
+        text = (
+            f"No token was generated ({ran.reason}). The measurements below use every tensor once, in the order of their "
+            "roles, in place of a token."
+        )
+    if study.part is not None:
+        some = ", ".join(map(str, study.layers[:8])) + ", ..." * (len(study.layers) > 8)
+        text += (
+            f" kit measured {len(study.layers)} of {study.facts['layers']} layers ({some}), at least one per combination of "
+            "formats, and the tensors outside the layers. Figures for the whole file are computed from these; `--thorough` "
+            "measures all layers."
+        )
+    if order.assumed:
+        drawn = f"with popularity falling as rank^-{study.skew:g}" if study.skew else "evenly"
+        text += f" Assumed from the metadata: {order.assumed}; experts are drawn {drawn}."
+    if order.left_out:
+        text += (
+            f" {len(order.left_out)} of {study.facts['tensors']} tensors are left out of all times, because kit does not know "
+            "their format; the limit counts their bytes."
+        )
+    if study.room.disk:
+        speed = f"{study.room.disk.gbps:.1f} GB/s past the page cache, in the leasts too"
+        text += f" The file does not fit in {format_bytes(study.room.disk.room)}: what cannot stay is read at {speed}."
+    return text
+
+
+def advise(study: Study) -> str:
+    """The answer in one paragraph, with what was not measured and why."""
+    lines = [line.strip() for line in answer.told(study)]
+    text = [*lines[:-1], f"`{lines[-1]}`"] if lines[-1].startswith("kit ") else lines
+    text += [f"{way.label[0].upper()}{way.label[1:]} {why}." for way, why in (study.part or study).unmeasured.items()]
+    return " ".join([*text, *filter(None, [experts(study), mac(study)])])
+
+
+def fits(study: Study) -> str:
+    """Whether the file fits, in a sentence."""
+    blocks, whole = sum(use.nbytes for use in study.uses), study.room.limit
+    of = f"{format_bytes(whole)} {'for the whole process' if study.whole else 'that are free'}"
+    yes = "Yes" if study.room.fits else "No"
+    text = f"{yes}: {format_bytes(blocks)} of blocks and {format_bytes(study.room.beside)} for the process, of {of}."
+    if study.contexts:
+        last = study.contexts[-1]
+        text += f" A context of {last['positions']:,} takes {format_bytes(last['kv']['float32'])} of KV cache in float32"
+        text += f", and {format_bytes(last['states'])} of states, which each token reads and writes." if last["states"] else "."
+    if study.room.fits and not study.trace:
+        text += " Everything fits, so no policy of a cache matters (`--all` has them)."
+    return text
+
+
+def experts(study: Study) -> str:
+    """The command for a mixture that does not fit: which cache suits its experts; "" for any other file."""
+    if study.room.fits or not any(use.used < use.of and not use.is_rows for use in study.uses):
+        return ""
+    room = format_bytes(study.room.limit).replace(" ", "")
+    where = study.file.path or "FILE"
+    told = "This mixture does not fit"
+    return f"{told}: `kit experts {shlex.quote(str(where))} --memory {room}` says which cache suits its experts."
+
+
+def mac(study: Study) -> str:
+    """On a Mac whose memory the file does not fit: what becomes of what is mapped, locked and read; "" elsewhere."""
+    if study.room.fits or cpu_facts().get("memory") != "unified":
+        return ""
+    blocks, floats = compressibility(study.file)
+    return (
+        "Mapped pages that do not fit macOS drops, and reads again by faults; copies it compresses (these blocks to "
+        f"{blocks:.0%}, their float32 to {floats:.0%}) and swaps; what is locked stays."
+    )
+
+
+def of_a_use(study: Study) -> str:
+    """What a weight that is not kept costs at every use, however small it is; "" where no vector is used."""
+    cost = {kind: cost.load["float32"] + cost.multiply["float32"] for kind, cost in study.costs.items()}
+    tensors, names = used_tensors(study.file, study.order), study.order.tokens[-1]
+    vectors = [cost[tensors[name].kind] for name in names if len(tensors[name].kind.shape) == 1]
+    if not vectors:
+        return ""
+    least, uses = min(vectors), len(names)
+    return (
+        f"Each use of a tensor that is not cached costs at least {format_seconds(least)} (lookup, buffer, spans): "
+        f"{format_seconds(uses * least)} for the {uses} uses of a token, and {least * len(vectors) / sum(vectors):.0%} of "
+        f"the time of its {len(vectors)} vectors."
+    )
+
+
+def largest(study: Study) -> str:
+    """What the largest weight does to an LRU."""
+    name, size = max(study.accesses.objects.items(), key=lambda item: item[1])
+    return (
+        f"The largest weight, {printable(name)}, is {format_bytes(size)} of {format_bytes(study.accesses.working_set)}: an "
+        "LRU just large enough for it throws the others out for it at every token, so there its curve can fall."
+    )
+
+
+def sections(study: Study, compile: Callable[[], None], everything: bool = False) -> Iterator[tuple[str, object, str]]:
+    """(key, plain data for it, section of text) of everything, in the order in which it is known; "": no key, or no text.
+
+    The answer comes first; ``everything``: all tables have text. ``compile`` is called before anything is measured."""
+    rows = lambda frame: frame.reset_index().to_dict("records")  # noqa: E731
+    table = lambda title, frame: f"{title}\n{as_text(formatted(frame))}"  # noqa: E731
+    more = lambda title, frame: table(title, frame) if everything else ""  # noqa: E731
+    yield "", None, paragraph(what(study))
+    yield "contexts", study.contexts, ""
+    yield "file", {key: value for key, value in study.facts.items() if key not in ("metadata", "tensor_table")}, ""
+    yield "memory_bytes", study.memory, ""
+    yield "whole_bytes", study.whole, ""
+    compile()
+    measure_engines(study)
+    if not study.engines:
+        study.measure_best()
+    yield "answer", answer.gather(study), "\n".join(map(_wrapped, answer.told(study)))
+    yield "", None, f"DOES IT FIT?\n{paragraph(fits(study))}"
+    title = "WHERE A TOKEN'S TIME GOES, from the file's blocks"
+    yield "parts", rows(data := study.parts()), table(title, data)
+    data = study.depths()
+    title = f"A TOKEN BY DEPTH (float32 KV cache; least: its bytes at {study.read_gbps:.1f} GB/s)"
+    yield "depths", data, table(title, depth.table(data)) if data else ""
+    study.measure_best()
+    data = study.advice()
+    title = "WHAT TO CHANGE (first, what kit generate does by itself; memory of the whole process)"
+    yield "advice", rows(data), table(title, short(data if everything else _shown(data)))
+    yield "machine", {key: value for key, value in asdict(study.machine).items() if key not in ("samples", "methods")}, ""
+    part = study.part or study
+    run = {"runs": not part.order.reason, "reason": part.order.reason, "left_out": list(study.order.left_out)}
+    run |= {"layers": study.layers, "assumed": study.order.assumed, "disk": study.room.disk and study.room.disk._asdict()}
+    yield from ((key, value, "") for key, value in run.items())
+    yield "seconds_per_token_from_blocks", [] if study.part else list(part.order.seconds), ""
+    plain = [
+        {"way": way.label, "seconds": list(data.samples), "hit_rate": data.hit_rate, "resident": data.resident}
+        for ran in {id(each): each for each in (study, part)}.values() for way, data in ran.measured.items()
+    ]  # fmt: skip
+    title = f"MEASURED, {len(study.layers)} OF {study.facts['layers']} LAYERS (seconds per token of these alone)"
+    yield "measured", plain, more(title, study.checked()) if study.part and part.measured else ""
+    yield "not_measured", {way.label: why for way, why in part.unmeasured.items()}, ""
+    title, data = "WHAT ROUNDING DOES TO THE ANSWERS", study.quality
+    if isinstance(data, str):
+        yield "no_quality", data, f"{title}\n{paragraph(f'Not measured: {data}')}"
+    else:
+        title += f" ({data.tokens.iloc[0]:,} positions of English, one standard error)"
+        narrow = quality.with_errors(data).rename(columns={"KL to float32 (nats)": "KL (nats)"})  # a way's name stays whole
+        yield "no_quality", "", f"{title}\n{as_text(narrow)}"
+    yield "quality", [] if isinstance(data, str) else rows(data), ""
+    yield from _tables(study, everything, rows, table, more)
+    yield "says", [what(study), how(study), advise(study)], _rest(study)
+
+
+def _tables(study, everything, rows, table, more):
+    """What only some need: tables that say nothing where everything fits and all backends agree."""
+    yield "holds", rows(frame := study.holds()), more("WHAT THE WEIGHTS TAKE", frame)
+    yield "roofline", rows(frame := study.bounds()), more(f"ROOFLINE (memory reads {study.read_gbps:.1f} GB/s)", frame)
+    title = f"HITS BY POLICY ({format_bytes(study.memory)} of float32, after the first token)"
+    frame, matters = study.policies(), not study.room.fits and study.memory > study.accesses.working_set / _FEW
+    yield "policies", rows(frame), table(title, frame) if everything or study.trace or matters else ""
+    title = "WHERE A TOKEN'S TIME GOES, all ways (dequantized each time, kept in float32, from blocks)"
+    yield "families", rows(frame := study.families()), more(title, frame)
+    if everything and (own := of_a_use(study)):
+        yield "", None, paragraph(own)
+    frame = study.exactness()
+    differs = not (frame.drop(columns="weights").isin(["equal"]) | frame.drop(columns="weights").isna()).all(axis=None)
+    title = "EXACTNESS (against gguf-py, on rows of this file)"
+    yield "exactness", rows(frame), table(title, frame) if everything or differs else ""
+
+
+def _shown(table):
+    """The first row, what was measured and the fastest others: five rows at most."""
+    return table.loc[[*dict.fromkeys([table.index[0], *table.index[table["by"] == "measured"], *table.index[1:]])][:5]]
+
+
+def _rest(study: Study) -> str:
+    """How all this was had, and what only some files need."""
+    unmeasured = [f"{way.label} {why}." for way, why in (study.part or study).unmeasured.items()]
+    return paragraph(" ".join(filter(None, [how(study), *unmeasured, experts(study), mac(study)])))
+
+
+def _wrapped(line: str) -> str:
+    return line if line.startswith("    ") else paragraph(line)  # a command is one line, to be copied

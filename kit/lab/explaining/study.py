@@ -1,0 +1,325 @@
+"""A study of one file: everything that kit explain and notebook 09 say about it, gathered once."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import kit
+from kit.cache.traces import Requests
+from kit.errors import KitError
+from kit.gguf import cut
+from kit.gguf.foreign import check_model
+from kit.gguf.formats import FORMATS
+from kit.gguf.names import layer_of
+from kit.gguf.uses import Use, assumed, bytes_used, uses_of
+from kit.lab.explaining import depth, peers, tables
+from kit.lab.explaining import to_measure as measuring
+from kit.lab.explaining.measured_ways import Measured
+from kit.lab.measuring import pages
+from kit.lab.measuring.limits import KnownLimits
+from kit.lab.measuring.machine import Machine
+from kit.lab.measuring.measurements import Reading, Readings, shared
+from kit.lab.predicting import sampling
+from kit.lab.predicting.divergence import tokens_for
+from kit.lab.predicting.measured import Cost, Kind, measure_costs, of_run
+from kit.lab.predicting.order import FUSED, Order, draw, kind_of, order_of
+from kit.lab.predicting.quality import kept, quality
+from kit.lab.predicting.remembered import contexts
+from kit.lab.predicting.room import Room
+from kit.lab.predicting.ways import BLOCKS, Prediction, Way, faster_than_probed, roofed
+from kit.lab.summary import summarize
+from kit.model.hyperparameters import read_config
+from kit.system import memory_available, memory_limit, note
+from kit.units import format_count
+
+_PRECISIONS = (
+    ("float32", "int16 activations", "int8 activations"),
+    ("float32", "float16", "bfloat16", "int16 activations", "int8 activations"),
+)  # of a large file, of any other
+_LARGE = 6e8  # weights that are rounded again for each step of a text: seconds, not minutes, on two cores
+_MEASURED = 4e9  # bytes of float32 a token: where all layers use more, a sample of them is measured
+_LARGEST = 4e9  # bytes of a file whose tokens all engines run in seconds; ten times as much where it is thorough
+
+
+@dataclass(eq=False)
+class Study:
+    """``file``: an open GGUF; ``probe``: measures the machine, or says what is known of it (KnownLimits); ``memory``: bytes of
+    a cache of dequantized weights; ``tokens``: decoded. ``trace``: accesses recorded elsewhere, for the table of policies; the
+    file's own order when None. ``via``: whose forward pass, ``skew``: of experts that are drawn, both as in
+    kit.lab.predicting.order.order_of. ``whole``: bytes that the whole process may take; None: what is free.
+
+    Of a file whose layers would take minutes a sample is run and measured, unless ``thorough``; ``cut``: the layers that
+    ``file`` was cut to. ``minute``: seconds after which no further way is measured, the compiling of kernels not counted.
+    ``store``: of measurements, read and written; ``again``: measure what it has, too; ``by``: who measures. ``name``: of the
+    file in commands; "": its path. ``folder``: of a run, whose other pages' costs of single uses are read.
+    """
+
+    file: object
+    probe: Callable[[], Machine | KnownLimits]
+    memory: int
+    tokens: int = 16
+    trace: Requests | None = None
+    progress: bool = False
+    via: str = ""
+    skew: float = 0.0
+    thorough: bool = False
+    cut: tuple[int, ...] = ()
+    minute: float = np.inf
+    began: float = field(default_factory=time.perf_counter)
+    measured: dict[Way, Measured] = field(default_factory=dict)
+    unmeasured: dict[Way, str] = field(default_factory=dict)
+    compiled: list[float] = field(default_factory=list)
+    whole: int | None = None
+    store: Readings = field(default_factory=shared)
+    again: bool = False
+    by: str = "kit explain"
+    name: str = ""
+    folder: Path | None = None
+
+    def __post_init__(self):
+        check_model(self.file)
+
+    def say(self, what: str) -> None:
+        """A line of progress on standard error."""
+        if self.progress:
+            print(f"[{time.perf_counter() - self.began:5.1f} s] {what}", file=sys.stderr, flush=True)
+
+    @cached_property
+    def facts(self) -> dict:
+        """What the file is: kit.lab.summary."""
+        return summarize(self.file, memory_limit(), memory_available())
+
+    @cached_property
+    def limits(self) -> KnownLimits:
+        """This machine, measured, and what is known of it."""
+        if not self.cut:
+            self.say("measuring this machine")
+        limits = self.probe()
+        return limits if isinstance(limits, KnownLimits) else KnownLimits(limits, limits.read_gbps)
+
+    @cached_property
+    def map_found(self) -> pages.MapSpeed | None:
+        """How fast the file reads through its map as it was found; None where that says nothing of memory."""
+        return None if self.cut or self.file.path is None or not self.room.fits else pages.speed(self.file)
+
+    @cached_property
+    def map_speed(self) -> pages.MapSpeed | None:
+        """The same now: what ran the file may have read it again, by larger pages (kit.gguf.large_pages)."""
+        if self.map_found is None or self.map_found.ratio >= pages.SMALL:
+            return self.map_found
+        measuring.measure_engines(self)
+        self.settle()
+        return pages.speed(self.file)
+
+    @cached_property
+    def machine(self) -> Machine:
+        """This machine at its best known bandwidth, and the file's map at its share of that."""
+        return pages.with_map(self.limits.machine, self.map_speed)
+
+    @cached_property
+    def runs(self) -> bool:
+        """Whether the kit's own pass runs the file, whole or in part."""
+        order = (self.part or self).order
+        return not order.reason and order.via == "kit"
+
+    @cached_property
+    def engines(self) -> dict[str, Reading]:
+        """Engine (engines.processes) -> a token in a process of its own, in turn with the others; {} for a file that the
+        kit does not run, that does not fit, or whose tokens take minutes."""
+        most, nbytes = _LARGEST * (1 + 9 * self.thorough), sum(use.nbytes for use in self.uses)
+        if self.cut or not self.runs or not self.room.fits or self.file.path is None or nbytes > most:
+            return {}
+        self.settle()
+        self.say("measuring a token with each engine")
+        return peers.readings(self.file, self.by, self.store, self.again)
+
+    def settle(self) -> None:
+        """Wait until the file is mapped by large pages, if it is being read again for that (kit.gguf.large_pages)."""
+        if again := self.file.reading_again:
+            again.join()
+
+    @cached_property
+    def uses(self) -> list[Use]:
+        """What a token uses, by the table of tensors and the metadata."""
+        return uses_of(self.file)
+
+    @cached_property
+    def room(self) -> Room:
+        """The memory of the process, and whether the file's blocks stay in it."""
+        return Room(self.file, sum(use.nbytes for use in self.uses), self.whole, bool(self.cut))
+
+    @cached_property
+    def layers(self) -> list[int]:
+        """The layers that are run and measured: all, or such a sample that a token uses a few GB of float32."""
+        each = Counter()
+        for use in self.uses:
+            each[layer_of(use.name)] += 4 * use.elements * use.share()
+        every = sorted(set(each) - {-1})
+        if self.thorough or self.cut or not every or every != list(range(len(every))):
+            return every
+        return sampling.sample(self.file, every, _MEASURED, lambda layers: each[-1] + sum(each[layer] for layer in layers))
+
+    @cached_property
+    def part(self) -> "Study | None":
+        """The study of the sampled layers, with their share of the memory; None where the whole file is measured."""
+        if len(self.layers) == len({layer_of(use.name) for use in self.uses} - {-1}):
+            return None
+        file = cut.cut(self.file, self.layers)
+        share = bytes_used(uses_of(file), 4) / bytes_used(self.uses, 4)
+        return replace(
+            self, file=file, probe=lambda: self.machine, memory=max(1, int(share * self.memory)), tokens=min(self.tokens, 4),
+            cut=tuple(self.layers), measured={}, unmeasured={}, whole=None,
+        )  # fmt: skip
+
+    @cached_property
+    def order(self) -> Order:
+        """What a decode of ``tokens`` tokens asks for: recorded, or drawn where only a sample of the layers was run, whose time
+        outside uses of weights grows with the layers."""
+        if self.map_found:  # measured before a decode, which may read the file again
+            self.say(self.map_found.told())
+        if self.part is None:
+            self.say(f"recording a decode of {self.tokens} tokens")
+            with note.compilation() as self.compiled:
+                return order_of(self.file, self.tokens, self.via, self.skew)
+        usable = [use for use in self.uses if self.file.tensors[use.name].qtype in FORMATS]
+        tokens, more = draw(usable, self.tokens, self.skew), self.facts["layers"] / len(self.layers)
+        return replace(self.part.order.scaled(more, tokens, usable), assumed=assumed(self.file, usable))
+
+    @cached_property
+    def costs(self) -> dict[Kind, Cost]:
+        """What one use of each kind of tensor costs on this machine."""
+        if self.part is not None:
+            return self.part.costs
+        names, weights = self.order.names, kit.Weights(self.file)
+        self.say(f"measuring {len({kind_of(weights, name) for name in names})} kinds of tensors: one use of each")
+        return of_run(self.folder, self.file, names) if self.folder else measure_costs(self.file, names)
+
+    @cached_property
+    def accesses(self) -> Requests:
+        """The trace to replay: the one from elsewhere, or the file's own order at float32."""
+        return self.trace or self.order.requests(kit.Weights(self.file).nbytes)
+
+    @cached_property
+    def _predicted(self) -> list[Prediction]:
+        room = self.room
+        return tables.advice(self.file, self.order, self.costs, self.machine, self.memory, room.disk, room.pinned, room.slots)
+
+    @property
+    def _factor(self) -> float:
+        """How many times faster than the best known memory was, by all that was predicted and measured."""
+        factor = faster_than_probed(self._predicted, self.measured.values())
+        return max(factor, self.part._factor) if self.part and "_predicted" in self.part.__dict__ else factor
+
+    @property
+    def predictions(self) -> list[Prediction]:
+        """What `kit generate` does by itself first, then every other way, the fastest first. No bound exceeds a time here."""
+        return roofed(self._predicted, factor=self._factor)
+
+    @property
+    def read_gbps(self) -> float:
+        """The best bandwidth that this machine has shown: in its probe, or in what a way predicts or measures."""
+        return self.machine.read_gbps * self._factor
+
+    @property
+    def read(self) -> list[Use]:
+        """What a token reads: what its order uses, and tensors of a format that the kit does not know, whose bytes it does."""
+        return [*self.order.uses, *(use for use in self.uses if self.file.tensors[use.name].qtype not in FORMATS)]
+
+    @property
+    def least(self) -> float:
+        """Least seconds of a token from the blocks: memory's, or the disk's where they do not stay."""
+        least = bytes_used(self.read) / (self.read_gbps * 1e9)
+        return least if self.room.fits else max(least, self.predictions[0].from_disk)
+
+    def holds(self) -> pd.DataFrame:
+        """What the weights take, held in several ways: all of them, and what a token reads."""
+        return tables.held(self.file, self.uses)
+
+    def bounds(self) -> pd.DataFrame:
+        """The roofline of a token: the least that reading once what it uses takes, by how weights are held."""
+        machine = replace(self.machine, read_gbps=self.read_gbps)
+        table = tables.token_bounds(self.file, machine, self.read)
+        return table[["bytes of a token", "least seconds per token", "most tokens per second"]]
+
+    def parts(self, way: Way = BLOCKS) -> pd.DataFrame:
+        """Where the time of a token from the blocks goes (kit.lab.explaining.tables.parts_of)."""
+        linear = way.linear if way.linear in FUSED else "fused"
+        costs = {} if self.order.programs.get(linear) else self.costs
+        return tables.parts_of(self.file, self.order, costs, linear)
+
+    @property
+    def contexts(self) -> list[dict]:
+        """What a sequence takes by its length (kit.lab.predicting.remembered); [] for a file that the kit does not run."""
+        return contexts(read_config(self.file)) if self.runs else []
+
+    def depths(self) -> list[dict]:
+        """A token's time by depth and kind of layer (explaining.depth): the least, and as measured where all layers are."""
+        if not self.runs:
+            return []
+        rows = depth.least(read_config(self.file), bytes_used(self.read), self.read_gbps)
+        if self.part is None and self.room.fits and measuring.left(self) > 0:
+            self.say("measuring a token at several context lengths")
+            rows += depth.measured(self.file)
+        return rows
+
+    def families(self) -> pd.DataFrame:
+        """Where a token's time goes, by family of tensors."""
+        return tables.families(self.file, self.order, self.costs)
+
+    def policies(self) -> pd.DataFrame:
+        """Hits by policy for the memory given."""
+        return tables.policies(self.accesses, self.memory)
+
+    def exactness(self) -> pd.DataFrame:
+        """Format by backend on this file's own blocks."""
+        return tables.exactness_of(self.file)
+
+    @cached_property
+    def quality(self) -> pd.DataFrame | str:
+        """What rounding weights or activations does to the answers (kit.lab.predicting.quality), or why that cannot be said."""
+        weights = self.facts["parameters"]
+        if not (tokens := tokens_for(weights, self.thorough)):
+            return f"a text through {format_count(weights)} weights takes minutes: `--thorough` takes them"
+        self.say(f"measuring what rounding does to the answers, on {tokens:,} tokens of text")
+        try:
+            return quality(self.file, _PRECISIONS[self.thorough or weights < _LARGE], tokens)
+        except KitError as error:
+            return str(error)
+
+    @cached_property
+    def kept_quality(self) -> dict[str, dict[str, float]]:
+        """Precision or engine -> the columns of ``quality`` that were measured of this file before."""
+        try:
+            return kept(self.file)
+        except KitError:  # no tokenizer or pass of the kit: no quality either
+            return {}
+
+    def measure_best(self, best: int = 2) -> dict[Way, Measured]:
+        """Measure what `kit generate` does and the ``best`` fastest of the others (kit.lab.explaining.to_measure)."""
+        measuring.measure_best(self, best)
+        return self.measured
+
+    def quantity(self, way: Way) -> str:
+        """A way's name in records, with the layers that the file was cut to."""
+        return f"{way.quantity}, layers {self.cut}" if self.cut else way.quantity
+
+    def checked(self) -> pd.DataFrame:
+        """What was measured, with its prediction; if there is a sample of layers, of these alone."""
+        ran = self.part or self
+        table = ran.advice()
+        if "measured" not in table:
+            return tables.frame([(way.label, why) for way, why in ran.unmeasured.items()], "way", "not measured")
+        return table.loc[table["measured"].notna(), ["predicted", "measured", "factor", "faster", "by", "least", "hit rate"]]
+
+    def advice(self) -> pd.DataFrame:
+        """What to change and what it brings, predicted, and measured where it was."""
+        table = tables.advice_table(self.predictions, self.measured)
+        return table.assign(memory=[self.room.needs(each) for each in self.predictions],
+                            fits=["yes" if self.room.stays(each) else "no" for each in self.predictions])  # fmt: skip

@@ -1,0 +1,147 @@
+"""Measuring the ways of a study: which of them, how often, in which process, unless it was measured before."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from kit.lab.engines.processes import OURS
+from kit.lab.explaining.measured_ways import Measured, measure, measure_apart
+from kit.lab.measuring import state
+from kit.lab.measuring.measurements import Reading, Readings, digest_of, note, settings
+from kit.lab.predicting.room import SCRATCH
+from kit.lab.predicting.ways import BLOCK_WAYS, SLOTS, Prediction, Way
+from kit.system import memory_available, memory_limit
+from kit.units import format_bytes, format_seconds
+
+ENGINE_WAYS = dict(zip(OURS, BLOCK_WAYS, strict=True))  # engine -> its way
+_TRIES = 3  # of a measurement that other processes disturb
+_WORTH = 1.5  # times the seconds of the first row: a slower way is not measured
+_EACH = 4.0  # seconds that measuring a way should take
+
+
+def measure_engines(study) -> None:
+    """Take the ways that the engines of a kit.lab.explaining.study.Study measured as measured."""
+    for name, way in ENGINE_WAYS.items():
+        if reading := study.engines.get(name):
+            study.measured.setdefault(way, Measured(way, reading.samples, None, 0, None, reading.busy))
+
+
+def measure_best(study, best: int) -> None:
+    """Measure what `kit generate` does and the ``best`` fastest of the others that stay within the memory, but those that
+    engines ran or the store has; again where other processes disturbed it."""
+    measure_engines(study)
+    if study.part is not None:
+        if not study.engines:
+            measure_best(study.part, best)
+        return
+    predictions = study.predictions
+    some = [each for each in predictions if study.room.stays(each)] or predictions  # a walk, where none stays
+    for prediction in [each for each in some[: best + 1] if each.seconds <= _WORTH * some[0].seconds]:
+        way = prediction.way
+        if way in study.measured or (stored := _stored(study, way)):
+            study.measured.setdefault(way, study.measured.get(way) or stored)
+            continue
+        result = _measure(study, prediction)
+        if isinstance(result, str):
+            study.unmeasured[way] = result
+        else:
+            study.measured[way] = result
+            _store(study, result)
+
+
+class Known(NamedTuple):
+    """Seconds of a token, and ``how`` they are known."""
+
+    seconds: float
+    how: str
+
+    def __str__(self):
+        return f"{format_seconds(self.seconds)} ({self.how})"
+
+
+def known(measured: dict[Way, Measured]) -> Callable[[Prediction], Known]:
+    """What a page says of a prediction: what was measured of its way, else what is predicted."""
+
+    def told(each: Prediction) -> Known:
+        real = measured.get(each.way)
+        return Known(real.seconds, "measured") if real else Known(each.seconds, "predicted")
+
+    return told
+
+
+def in_store(measured: dict[Way, Measured], file, store: Readings, by: str) -> dict[Way, Measured]:
+    """The ways that a page of a run measured on an open file, each with the one value that the run shows: the engines' reading
+    of a way that they ran, each in a process of its own and in turn, or another page's; else what was measured, which the run's
+    ``store`` keeps for the other pages."""
+    digest, told = digest_of(file), {}
+    for way, one in measured.items():
+        reading = store.known(way.label, digest, settings(), busy=True)
+        if reading is None or (reading.by == by and way not in ENGINE_WAYS.values()):
+            note(store, Reading(way.label, digest, one.samples, "s", settings(), _others(one), by))
+            told[way] = one
+        else:
+            told[way] = replace(one, samples=reading.samples, disturbed=reading.busy)
+    return told
+
+
+def earlier(study) -> dict[Way, Measured]:
+    """The ways of a study's file that another page of its run measured, from the run's store."""
+    digest, taken = digest_of(study.file), {}
+    for way in (each.way for each in study.predictions):
+        reading = study.store.known(_label(study, way), digest, settings(), busy=True)
+        if reading and reading.by != study.by:
+            taken[way] = Measured(way, reading.samples, None, 0, None, reading.busy)
+    return taken
+
+
+def left(study) -> float:
+    """Seconds of the minute that are left; the compiling of kernels does not count."""
+    return study.minute + sum(study.compiled) - (time.perf_counter() - study.began)
+
+
+def _measure(study, prediction: Prediction) -> Measured | str:
+    """A way measured, or why it is not."""
+    way, free = prediction.way, memory_available()
+    needed, room = prediction.held + SCRATCH, free - max(1 << 30, memory_limit() // 20)  # some is the system's
+    tokens = max(3, min(study.tokens, 5, int(_EACH / prediction.seconds)))  # of two the median is a mean
+    if way.linear in SLOTS:
+        tokens = max(6, min(study.tokens, int(_EACH / prediction.seconds)))
+    study.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} per token predicted")
+    if left(study) < 3 * prediction.seconds:
+        return "was not measured: a minute had passed (`--thorough` takes more)"
+    if needed > room:
+        return f"did not fit: needed {format_bytes(needed)}, {format_bytes(room)} are free"
+    study.settle()
+    for _ in range(_TRIES):  # again while other processes disturb it and the minute has room for as long a try
+        start = time.perf_counter()
+        if needed > room / 4:
+            result = measure_apart(way, study.file, study.order, tokens, 1, room, study.cut)
+        else:
+            result = measure(way, study.file, study.order, tokens)
+        took = time.perf_counter() - start
+        if isinstance(result, str) or not result.disturbed or left(study) < 2 * took:
+            break
+    return result
+
+
+def _label(study, way: Way) -> str:
+    """A way's name in the store: of a sample of layers another than of the whole model."""
+    return f"{way.label}, layers {study.cut}" if study.cut else way.label
+
+
+def _stored(study, way: Way) -> Measured | None:
+    """What the store has of a way."""
+    reading = None if study.again else study.store.known(_label(study, way), digest_of(study.file), settings())
+    return Measured(way, reading.samples, None, 0, None) if reading else None
+
+
+def _store(study, measured: Measured) -> None:
+    """Add what was measured to the store and the shared one."""
+    label, samples = _label(study, measured.way), tuple(measured.samples)
+    note(study.store, Reading(label, digest_of(study.file), samples, "s", settings(), _others(measured), study.by))
+
+
+def _others(measured: Measured) -> float:
+    """Cores that other processes used: more than BUSY where they disturbed the measurement."""
+    return state.BUSY * 2 * measured.disturbed

@@ -1,0 +1,190 @@
+"""The store of measurements: one key, one value, wherever it is shown.
+
+A key is what was measured (``way``), of which file (a digest), on which machine (an id) and with which settings (code, cores,
+vectors). `kit explain` and `kit generate` share a store in the models folder; a run of notebooks has one of its own, and adds
+to the shared one. Each line of the file is one Reading as JSON; lines are only ever added.
+
+Three other files of a run hold measured numbers, because they hold what is no reading:
+
+- records (kit.lab.claims.records, ``<notebook>.jsonl``): what a page states, with verdict, bound and reason. They are published
+  and compared between machines, so their key has the run's parameters in place of a digest of the file.
+- ``peers.json`` (explaining.peers): the engines' table, which README and the index draw of a committed run. Its key is this
+  store's, and its seconds per token and divergences are in this store as well.
+- kept values (measuring.kept): any object of one command, so that a page that is rendered again shows the same ones. They
+  are deleted when the command ends. Their key is the name of the function with all its arguments.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from kit.lab.measuring.machine import library_version, machine_id
+from kit.lab.measuring.measure import interval_of
+from kit.lab.measuring.state import BUSY, NEAR
+from kit.system import usable_cores
+from kit.system.paths import PACKAGE, measurements_folder
+from kit.units import format_quantity
+
+NAME = "measurements.ndjson"  # not .jsonl, which are the records of notebooks
+READ = "reading memory that kit made, more than the caches hold"  # GB/s: the way of a probe of the machine, of no file
+QUALITY = "quality, "  # nats from float32: the ways of kit.lab.predicting.quality begin so, and end with what was rounded
+_SAMPLE = 4096  # bytes of each end of a tensor that are part of a file's digest
+_CODE = ("cache", "codec", "cpu", "gguf", "model", "quants")  # what computes; other code changes no speed
+
+
+@dataclass(frozen=True)
+class Reading:
+    """``way``, ``file``, ``machine``, ``settings``, ``unit``: the key. ``samples``: of a token, where the unit is "s".
+    ``others``: cores that other processes used meanwhile. ``by``: the command or page that measured; ``at``: when, ISO 8601.
+    ``row``: what was measured together with it, by name."""
+
+    way: str
+    file: str
+    samples: tuple[float, ...]
+    unit: str = "s"
+    settings: str = ""
+    others: float = 0.0
+    by: str = ""
+    row: dict[str, float] = field(default_factory=dict)
+    machine: str = field(default_factory=machine_id)
+    at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @property
+    def key(self) -> tuple[str, str, str, str, str]:
+        """What a value is of: equal keys should have equal values."""
+        return self.way, self.file, self.machine, self.settings, self.unit
+
+    @property
+    def busy(self) -> bool:
+        """Whether other processes disturbed it."""
+        return self.others > BUSY
+
+    @property
+    def median(self) -> float:
+        """The value."""
+        return float(np.median(self.samples))
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The 95 % interval of the value, within what was sampled: an interval of three samples may be absurdly wide."""
+        low, high = interval_of(self.samples)
+        return max(low, min(self.samples)), min(high, max(self.samples))
+
+    @property
+    def told(self) -> str:
+        """The value with its spread: ``46.8 ms (46.1 to 47.9)``."""
+        value, unit = format_quantity(self.median, self.unit), self.unit
+        if len(self.samples) < 2:
+            return f"{value} (measured once)"
+        return f"{value} ({' to '.join(format_quantity(end, unit) for end in self.spread)})"
+
+    def disagrees(self, other: "Reading") -> bool:
+        """Whether two quiet values of one key differ by more than their spreads, and by more than NEAR."""
+        if self.key != other.key or self.busy or other.busy:
+            return False
+        (low, high), (other_low, other_high) = interval_of(self.samples), interval_of(other.samples)
+        return (low > other_high or other_low > high) and not 1 / NEAR < self.median / other.median < NEAR
+
+    def apart(self, other: "Reading") -> bool:
+        """Whether no value is within the spreads of both, by rounding: what one run shows of a key is one measurement."""
+        (low, high), (other_low, other_high) = self.spread, other.spread
+        return low > other_high * (1 + 1e-9) or other_low > high * (1 + 1e-9)
+
+
+class Readings:
+    """Measurements in the file ``path``; a store that is missing is empty, and one that cannot be written forgets."""
+
+    def __init__(self, path: Path):
+        self.path = Path(path)
+
+    def __iter__(self) -> Iterator[Reading]:
+        """Every measurement, the oldest first; lines of another version or a crash are left out."""
+        with suppress(OSError):
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                with suppress(ValueError, TypeError, KeyError):
+                    row = json.loads(line)
+                    yield Reading(**row | {"samples": tuple(map(float, row["samples"]))})
+
+    def add(self, reading: Reading) -> Reading:
+        """Append it, in one write, so that two processes may; returns it."""
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab", buffering=0) as out:
+                out.write(json.dumps(asdict(reading)).encode() + b"\n")
+        return reading
+
+    def known(self, way: str, file: str, settings: str = "", unit: str = "s", busy: bool = False) -> Reading | None:
+        """The latest value of this key on this machine that no other process disturbed; ``busy``: else the latest at all."""
+        asked = way, file, machine_id(), settings, unit
+        rows = [row for row in self if row.key == asked and row.samples]
+        quiet = [row for row in rows if not row.busy]
+        return (quiet or rows * busy or [None])[-1]
+
+    def best(self, way: str, unit: str, file: str = "", machine: str = "") -> Reading | None:
+        """The quiet reading of a ``machine`` (empty: this one) with the largest sample, whatever its settings: of a bandwidth,
+        the limit."""
+        rows = [row for row in self if (row.way, row.unit, row.file, row.machine) == (way, unit, file, machine or machine_id())]
+        return max((row for row in rows if row.samples and not row.busy), key=lambda row: max(row.samples), default=None)
+
+
+def shared() -> Readings:
+    """The store of this user's commands."""
+    return Readings(measurements_folder() / NAME)
+
+
+def of_run(folder: Path) -> Readings:
+    """The store of a run of notebooks."""
+    return Readings(Path(folder) / NAME)
+
+
+def note(store: Readings, reading: Reading) -> None:
+    """Add a reading to a store and to the shared one."""
+    for each in {each.path: each for each in (store, shared())}.values():
+        each.add(reading)
+
+
+def disagreements(rows: Iterable[Reading]) -> list[tuple[Reading, Reading]]:
+    """Pairs of an earlier and a later value of one key, in order, that disagree: of each key those that follow one another."""
+    by_key: dict[tuple, list[Reading]] = {}
+    for row in rows:
+        if not row.busy:
+            by_key.setdefault(row.key, []).append(row)
+    return [pair for some in by_key.values() for pair in pairwise(some) if pair[0].disagrees(pair[1])]
+
+
+def said(earlier: Reading, later: Reading) -> str:
+    """A disagreement in words, for a warning."""
+    return (
+        f"two measurements of {later.way} disagree: {earlier.told} by {earlier.by} on {earlier.at[:10]}, {later.told} by "
+        f"{later.by} on {later.at[:10]}; the machine was not the same, or one of them is wrong"
+    )
+
+
+def digest_of(file) -> str:
+    """A digest of an open file by its table of tensors and both ends of each: milliseconds, whatever its size."""
+    digest = hashlib.sha256(file.architecture.encode())
+    for name, info in file.tensors.items():
+        data = np.ascontiguousarray(file.blocks(name)).reshape(-1) if info.is_known else np.empty(0, np.uint8)
+        digest.update(repr((name, info.qtype, info.shape)).encode())
+        digest.update(data[:_SAMPLE].tobytes() + data[-_SAMPLE:].tobytes())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def settings() -> str:
+    """What a speed depends on beside the way, the file and the machine: the code that computes, cores, vectors, libraries."""
+    code = hashlib.sha256()
+    for source in sorted(path for part in _CODE for path in (PACKAGE / part).rglob("*.py")):
+        code.update(source.read_bytes())
+    parts = {"code": code.hexdigest()[:12], "cores": usable_cores(), "vectors": os.environ.get("KIT_SIMD", "auto")}
+    parts |= {name: library_version(name) for name in ("numba", "torch", "xllamacpp")}
+    return " ".join(f"{name}={value}" for name, value in parts.items() if value)

@@ -1,0 +1,50 @@
+"""What `kit generate` says of its speed on standard error."""
+
+from kit.lab.measuring import measurements, state
+from kit.system import memory_available
+from kit.units import format_bytes, format_seconds
+
+_FREE = 1 << 30  # bytes without which nothing is measured: a probe takes 192 MiB
+
+
+def bound_of(answer, limited: bool):
+    """The GB/s at which memory reads, the best known of this machine or else now, and the tokens per second that allows. Now is
+    not measured where memory is ``limited`` or short: the probe would take of it."""
+    known = measurements.shared().best(measurements.READ, "GB/s")
+    now = [] if limited or memory_available() < _FREE else [state.probe_state().read_gbps]
+    read = max([*now, *(known.samples if known else ())], default=None)
+    decoded = answer.nbytes[1:]
+    least = sum(decoded) / len(decoded) / (read * 1e9) if decoded and read else 0
+    return {"read_gbps": read, "decode_bound_tokens_per_second": 1 / least if least else None}
+
+
+def lines_of(answer, speed):
+    """The lines of ``speed``, which is kit.model.generate.Generation.speed with what the command adds."""
+
+    def rate(name):
+        return f"{speed[f'{name}_tokens_per_second']:10.2f} tok/s {speed[f'{name}_gb_per_second']:8.1f} GB/s read"
+
+    yield ""
+    yield f"kernels      {format_seconds(speed['kernels_seconds']):>10}   warm-up: kernels compiled or loaded, file read"
+    yield f"first token  {format_seconds(answer.ttft):>10}"
+    yield f"prefill    {rate('prefill')}   {len(answer.prompt)} tokens"
+    if len(answer.tokens) > 1:
+        yield f"decode     {rate('decode')}   {len(answer.tokens) - 1} tokens"
+    if bound := speed["decode_bound_tokens_per_second"]:
+        yield f"bound      {bound:10.2f} tok/s {speed['read_gbps']:8.1f} GB/s, the most that memory gave here"
+    yield f"peak memory  {format_bytes(speed['peak_memory_bytes']):>10}"
+    yield f"weights      {speed['linear']}, {speed['cache']}"
+    if speed["memory"]:
+        yield f"memory       {speed['memory']}"
+    if experts := speed["experts"]:
+        hits = f"{experts['hit_rate']:.1%} of {experts['hits'] + experts['misses']:,} uses hit"
+        read = f"{format_bytes(experts['bytes_loaded'])} read, {format_seconds(experts['waited_seconds'])} spent waiting"
+        yield f"experts      {hits}, {read}"
+    for row in speed["depths"]:
+        kinds = (f"{name} {format_seconds(row[name])}" for name in row if name not in ("positions", "by", "token"))
+        yield f"after {row['positions']:<7,}{format_seconds(row['token']):>10}   {', '.join(kinds)} (measured)"
+    yield f"forward pass {speed['via']}"
+    yield f"stopped      {answer.stopped}"
+    yield from (f"pages        {line}" for line in speed["pages"])
+    if speed["faster"]:
+        yield f"faster       {speed['faster']}"

@@ -1,0 +1,122 @@
+"""The machine's state, which changes within minutes: its memory bandwidth now, and the load by other processes."""
+
+import time
+import timeit
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import cache
+
+import numpy as np
+import psutil
+
+from kit import system
+
+NEAR = 1.25  # states whose bandwidths differ by less than this factor count as the same
+_PROBE_BYTES = 96 << 20
+BUSY = 0.25  # cores used by others from which a measurement counts as disturbed
+_SAMPLE_SECONDS = 0.1
+
+
+class Bandwidths:
+    """The least times at ``read_gbps`` and ``write_gbps``, 10^9 bytes per second, and at ``map_gbps`` of a file's map,
+    where that is known (kit.lab.measuring.pages)."""
+
+    map_gbps: float | None = None
+
+    def seconds_to_read(self, nbytes: float) -> float:
+        """The least time to read ``nbytes`` of memory once."""
+        return nbytes / (self.read_gbps * 1e9)
+
+    def seconds_to_read_map(self, nbytes: float) -> float:
+        """The least time to read ``nbytes`` of a mapped file once."""
+        return nbytes / ((self.map_gbps or self.read_gbps) * 1e9)
+
+    def seconds_to_write(self, nbytes: float) -> float:
+        """The least time to write ``nbytes`` of memory once."""
+        return nbytes / (self.write_gbps * 1e9)
+
+
+@dataclass(frozen=True)
+class State:
+    """GB/s of reading and of filling memory: each the best of three passes over 96 MiB."""
+
+    read_gbps: float
+    fill_gbps: float
+
+    def near(self, other: "State") -> bool:
+        """Whether the two states count as the same, so that their samples may be combined."""
+        ratios = self.read_gbps / other.read_gbps, self.fill_gbps / other.fill_gbps
+        return all(1 / NEAR < ratio < NEAR for ratio in ratios)
+
+    def to_dict(self) -> dict[str, float]:
+        """The fields with three significant digits, for a record."""
+        return {name: float(f"{value:.3g}") for name, value in asdict(self).items()}
+
+
+def probe_state() -> State:
+    """The state now, in about 30 ms."""
+    source, target = _buffers()
+    seconds = (min(timeit.repeat(work, number=1, repeat=3)) for work in (source.sum, target.zero_))
+    return State(*(source.nbytes / taken / 1e9 for taken in seconds))
+
+
+def in_caches() -> bool:
+    """Whether the CPU's caches hold what ``probe_state`` reads, so that it says nothing of memory."""
+    return 2 * system.last_level_cache() > _PROBE_BYTES
+
+
+@cache
+def _buffers():
+    return numbers(_PROBE_BYTES // 4).fill_(1), numbers(_PROBE_BYTES // 4).zero_()
+
+
+def numbers(count: int):
+    """So many float32 zeros, which a first write allocates by pages of 2 MiB: memory reads faster than by small ones, and a
+    limit is what it can give."""
+    import torch
+
+    room = np.frombuffer(system.reserve(4 * count), np.float32)
+    system.advise(room, "large")
+    return torch.from_numpy(room)
+
+
+def watched(work: Callable[[], object], with_: Iterable[psutil.Process] = ()) -> tuple[object, float, bool]:
+    """(``work()``, cores that other processes used meanwhile, whether that disturbed it). ``with_``: processes whose work is
+    part of it, beside this one."""
+    own = [psutil.Process(), *with_]
+    start, before = time.perf_counter(), _seconds_of_others(own)
+    done = work()
+    end, after = time.perf_counter(), _seconds_of_others(own)
+    others = max(0.0, (after - before) / max(end - start, 1e-9))
+    return done, others, others > BUSY and end - start >= _SAMPLE_SECONDS  # CPU times have a resolution of 10 ms
+
+
+def _seconds_of_others(own: Iterable[psutil.Process]) -> float:
+    total = psutil.cpu_times()
+    busy = sum(total) - total.idle - getattr(total, "iowait", 0.0) - getattr(total, "guest", 0.0)
+    return busy - sum(times.user + times.system for times in (process.cpu_times() for process in own))
+
+
+def undisturbed(take: Callable[[], object], tries: int) -> tuple[object, bool]:
+    """(``take()``, whether other processes disturbed it), repeated at most ``tries`` times until they do not."""
+    for _ in range(tries):
+        taken, _, disturbed = watched(take)
+        if not disturbed:
+            break
+    return taken, disturbed
+
+
+def cores_used_by_others() -> float:
+    """Cores that other processes use during the next 0.1 s."""
+    return watched(lambda: time.sleep(_SAMPLE_SECONDS))[1]
+
+
+def settle(patience: float, used: Callable[[], float] = cores_used_by_others, sleep: Callable = time.sleep) -> str:
+    """Wait up to ``patience`` seconds until other processes leave the cores; returns "" then, else a warning."""
+    waited = 0.0
+    while (others := used()) > BUSY:
+        if waited >= patience:
+            return f"other processes use {others:.1f} cores: they disturb times that are measured now"
+        sleep(min(2.0, patience - waited))
+        waited += min(2.0, patience - waited)
+    return ""
