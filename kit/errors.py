@@ -57,6 +57,10 @@ class CodecError(KitError):
     """Compressed tiles that cannot be made or unpacked: names the tensor and the tile."""
 
 
+class EngineError(KitError):
+    """An engine that cannot be opened, or does not answer as one: names what was typed after --engine and the remedy."""
+
+
 class ReportError(KitError):
     """A run that cannot start: unknown notebook, parameter or profile, an output folder without rights."""
 

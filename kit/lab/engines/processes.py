@@ -133,9 +133,10 @@ class Process:
 
 
 def serve(told: str) -> None:
-    """The engine's process. A line of standard input is {"load": true}, {"begin": ids} for a new prompt, {"steps": n} for n
-    more tokens, or {"logits": ids, "alone": whether token by token, "more": whether they follow the last ones, "out": file} for
-    the logits after each of these, as numpy saves them. A line of standard output is [seconds, tokens], first for imports."""
+    """The engine's process. A line of standard input is {"load": true}, {"begin": ids} for a new prompt, {"follow": ids} for
+    one that follows it, {"steps": n} for n more tokens, or {"logits": ids, "alone": whether token by token, "more": whether
+    they follow the last ones, "out": file} for the logits after each of these, as numpy saves them. A line of standard output
+    is [seconds, tokens], first for imports."""
     system.end_with_parent()  # which stops it most of the time: it would stay behind
     home, name, path, options = json.loads(told)
     importlib.import_module(home)
@@ -157,6 +158,8 @@ def serve(told: str) -> None:
             scores, state = logits(question["begin"], state, 1)
             said.append(int(scores.argmax()))
             token = said[-1]
+        if "follow" in question:
+            scores, state = logits(question["follow"], state, 1)
         for _ in range(question.get("steps", 0)):
             scores, state = logits([token], state, 1)
             token = int(scores.argmax())

@@ -1,0 +1,125 @@
+"""Engines in turn: two builds or settings alternate, so that what the machine does meanwhile is the same for both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from kit.errors import EngineError
+from kit.lab.engines.base import Pass, Runner
+from kit.lab.measuring import state
+from kit.lab.measuring.measure import interval_of
+
+DECODE, PROMPT = "decode", "prompt"
+
+
+@dataclass
+class Series:
+    """What one engine did at one test. ``passes``: of each round that counts, in order; ``others``: cores that other processes
+    used in the busiest of them."""
+
+    kind: str
+    asked: int
+    depth: int
+    passes: list[Pass] = field(default_factory=list)
+    others: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As llama-bench names its tests: pp512, tg128, tg128 @ d4096."""
+        return f"{'tg' if self.kind == DECODE else 'pp'}{self.asked}" + f" @ d{self.depth}" * bool(self.depth)
+
+    @property
+    def per_token(self) -> list[float]:
+        """Seconds per token of each pass that is a speed."""
+        return [each.per_token for each in self.passes if each.per_token]
+
+    @property
+    def problems(self) -> list[str]:
+        """Why some passes are none, each reason once."""
+        return list(dict.fromkeys(each.problem for each in self.passes if each.problem))
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds per token, the median; None where no pass is a speed."""
+        return float(np.median(self.per_token)) if self.per_token else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of ``seconds``; None for fewer than two samples."""
+        return interval_of(self.per_token) if len(self.per_token) > 1 else None
+
+    @property
+    def busy(self) -> bool:
+        """Whether other processes disturbed it."""
+        return self.others > state.BUSY
+
+    def to_json(self) -> dict:
+        """For ``decode`` and ``prompt`` of the JSON of kit explain."""
+        return {
+            "name": self.name, "tokens_per_second": self.seconds and 1 / self.seconds, "seconds": self.seconds,
+            "interval": self.interval, "samples": self.per_token, "tokens_received": sum(each.received for each in self.passes),
+            "tokens_asked": sum(each.asked for each in self.passes), "depth": self.depth, "others_cores": self.others,
+            "problems": self.problems,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as fast ``after`` was as ``before``, with its 95 % interval over rounds."""
+
+    before: str
+    after: str
+    test: str
+    times: float
+    low: float
+    high: float
+    rounds: int
+
+    @property
+    def told(self) -> str:
+        """In words, as a sentence."""
+        how = "as fast" if self.low <= 1 <= self.high else "slower" if self.high < 1 else "faster"
+        sure = {"as fast": "no difference that these rounds show", "slower": "slower", "faster": "faster"}[how]
+        span = f"{self.times:.2f} ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.test}: {self.after} reaches {span} times the speed of {self.before}: {sure}, in {self.rounds} rounds."
+
+
+def in_turn(
+    engines: Sequence[Runner], kind: str, tokens: int, depth: int = 0, rounds: int = 5, strict: bool = False
+) -> dict[str, Series]:  # fmt: skip
+    """Label -> its Series of one test, a pass of each engine a round, in reverse order every other round.
+
+    A round that other processes disturbed is taken again, at most as often as there are rounds; the quietest are kept.
+    ``strict``: EngineError where even those were disturbed, because a comparison on a busy machine is none.
+    """
+    taken: list[tuple[float, dict[str, Pass]]] = []  # (cores of others, pass by label) of each round
+    while len(taken) < 2 * rounds and sum(others <= state.BUSY for others, _ in taken) < rounds:
+        order = engines if len(taken) % 2 == 0 else engines[::-1]
+        once = partial(_round, order, kind, tokens, depth)
+        passes, others, disturbed = state.watched(once, engines)
+        taken.append((others if disturbed else 0.0, passes))
+    quietest = sorted(range(len(taken)), key=lambda number: taken[number][0])[:rounds]
+    kept = [taken[number] for number in sorted(quietest)]
+    busiest = max(others for others, _ in kept)
+    if strict and busiest > state.BUSY:
+        raise EngineError(
+            f"not compared: the machine is busy, other processes used {busiest:.1f} cores during the quietest {len(kept)} of "
+            f"{len(taken)} rounds; close them and ask again"
+        )
+    return {each.label: Series(kind, tokens, depth, [passes[each.label] for _, passes in kept], busiest) for each in engines}
+
+
+def _round(engines, kind, tokens, depth) -> dict[str, Pass]:
+    return {each.label: getattr(each, kind)(tokens, depth)[0] for each in engines}
+
+
+def ratio(before: str, after: str, series: dict[str, Series]) -> Ratio | None:
+    """The speed of one label compared with another's in the same rounds; None for fewer than two rounds with both."""
+    both = zip(series[before].passes, series[after].passes, strict=True)
+    ratios = [first.per_token / second.per_token for first, second in both if first.per_token and second.per_token]
+    if len(ratios) < 2:
+        return None
+    low, high = interval_of(ratios)
+    return Ratio(before, after, series[before].name, float(np.median(ratios)), low, high, len(ratios))

@@ -1,0 +1,172 @@
+"""Engines as rows of one table: the protocol, a llama-bench stand-in with the real one's JSON, turns and their ratio."""
+
+import json
+import stat
+import sys
+
+import pytest
+
+from kit.errors import EngineError
+from kit.lab.engines import turns
+from kit.lab.engines.base import Cpu, Facts, Pass
+from kit.lab.engines.table import kinds, opened
+from kit.lab.measuring import state
+
+# A stand-in: fields and layout of llama-bench -o json (get_fields of its source), for one test or as many as told.
+BENCH = """#!{python}
+import json, sys
+arguments = sys.argv[1:]
+value = lambda *names: next((arguments[i + 1] for i, a in enumerate(arguments) if a in names), None)
+print("loading ...", file=sys.stderr)
+pp, tg, depth, times = int(value("-p")), int(value("-n")), int(value("-d") or 0), int(value("-r"))
+per_token = {per_token} / int(value("-t", "--threads") or 4)
+row = dict(build_commit="8cf427ff", build_number=5163, backends="CPU", n_batch=2048, n_ubatch=512, n_threads=int(value("-t") or 4),
+           type_k=value("-ctk") or "f16", type_v="f16", n_prompt=pp, n_gen=tg, n_depth=depth,
+           samples_ns=[int(1e9 * per_token * (pp + tg))] * times)
+{then}
+"""
+PRINTED = "print(json.dumps([row]))"
+
+
+def bench(folder, name="llama-bench", per_token=0.04, then=PRINTED):
+    path = folder / name
+    path.write_text(BENCH.format(python=sys.executable, per_token=per_token, then=then))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_a_pass_is_a_speed_only_where_tokens_came():
+    assert Pass(2.0, 64, 64).per_token == 2.0 / 64
+    assert Pass(2.0, 0, 64).per_token is None and Pass(2.0, 64, 64, problem="came from a cache").per_token is None
+
+
+def test_llama_bench_is_read_by_its_json(tmp_path):
+    engine = opened(f"'{bench(tmp_path)}' -t 2 -fa 1 -ctk q8_0", tmp_path / "m.gguf")
+    assert engine.facts.version == ""  # nothing ran yet
+    passes = engine.decode(64, depth=4096, times=3)
+    assert [each.per_token for each in passes] == pytest.approx([0.02] * 3) and passes[0].depth == 4096
+    assert engine.prompt(512)[0].per_token == pytest.approx(0.02)
+    facts = engine.facts
+    assert (facts.version, facts.threads, facts.kv) == ("b5163 (8cf427ff)", 2, ("q8_0", "f16"))
+    assert facts.flags["options"] == "-t 2 -fa 1 -ctk q8_0" and json.dumps(facts.to_json())
+    assert sum(engine.cpu_times()) > 0
+
+
+def test_threads_replace_those_that_the_user_gave(tmp_path):
+    engine = opened(f"{bench(tmp_path)} -t 2 -fa 1", tmp_path / "m.gguf", threads=1)
+    assert engine.decode(8)[0].per_token == pytest.approx(0.04) and engine.facts.threads == 1
+    assert engine.facts.flags["options"] == "-fa 1 -t 1" and engine.label.endswith("-t 1")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ("-m other.gguf", "leave out -m: the FILE of the command"),
+        ("-p 512", "leave out -p: kit gives the lengths itself"),
+        ("-o md", "leave out -o: kit reads the JSON output"),
+        ("-t 1,2", "-t 1,2: give a whole number"),
+        ("-t 0", "-t 0: give a whole number"),
+        ("-t", "-t : give a whole number"),
+    ],
+)
+def test_options_that_kit_gives_itself(tmp_path, options, message):
+    with pytest.raises(EngineError, match=message):
+        opened(f"{bench(tmp_path)} {options}", tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    "then, message",
+    [
+        ("print('error: failed to load model', file=sys.stderr); sys.exit(1)", "ended with 1; it said: error: failed to load"),
+        ("print('usage: another program')", "is no llama-bench with JSON output; it said: loading"),
+        ("print(json.dumps([row, row]))", "answered with 2 tests in place of one: an option has several values"),
+        ("print('[]')", "answered with 0 tests"),
+        ("print(json.dumps([row | dict(samples_ns=[])]))", "of another test, or has no samples"),
+        ("print(json.dumps([row | dict(n_gen=1)]))", "of another test, or has no samples: n_gen"),
+        ("print(json.dumps({'rows': 1}))", "is no llama-bench with JSON output"),
+    ],
+)
+def test_a_binary_that_answers_otherwise(tmp_path, then, message):
+    with pytest.raises(EngineError, match=message) as caught:
+        opened(str(bench(tmp_path, then=then)), tmp_path / "m.gguf").decode(8)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_engine(tmp_path):
+    (tmp_path / "llama-bench-folder").mkdir()
+    plain = tmp_path / "llama-bench.txt"
+    plain.write_text("no program")
+    for text, message in {
+        "": "not an engine", "nothing": "not an engine; give one of kit", "'open": "no closing quotation",
+        "./llama-bench-none": "there is no file ./llama-bench-none, and PATH has no such program",
+        str(plain): "is not executable", str(tmp_path / "llama-bench-folder"): "is a folder",
+        "kit --linear fused-int9": "choose one of fused", "kit -t 4096": "this process may use", "kit -x 1": "no option -x",
+        "llama.cpp -ctk q3_K": "choose one of f32", "kit -t": "-t has no value",
+    }.items():  # fmt: skip
+        with pytest.raises(EngineError, match=message):
+            opened(text, tmp_path / "m.gguf")
+
+
+class Metronome:
+    """An engine that needs the seconds of its list, one a pass."""
+
+    def __init__(self, label, seconds):
+        self.label, self.facts, self._seconds, self.order = label, Facts(label), list(seconds), []
+
+    def decode(self, tokens, depth=0, times=1):
+        self.order.append(self.label)
+        return [Pass(self._seconds.pop(0) * tokens, tokens, tokens, depth) for _ in range(times)]
+
+    prompt = decode
+
+    def cpu_times(self):
+        return Cpu(0.0, 0.0)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """No other process uses a core."""
+    monkeypatch.setattr(state, "watched", lambda work, with_=(): (work(), 0.0, False))
+
+
+def test_a_ratio_is_of_the_same_rounds(quiet):
+    """The machine halves its speed in the third round: both engines lose, and the ratio stays."""
+    old, new = Metronome("old", [1, 1.02, 2, 1, 1]), Metronome("new", [1.25, 1.25, 2.5, 1.26, 1.24])
+    order = []
+    old.order = new.order = order
+    series = turns.in_turn([old, new], "decode", 64)
+    assert order == ["old", "new", "new", "old", "old", "new", "new", "old", "old", "new"]
+    compared = turns.ratio("old", "new", series)
+    assert compared.times == pytest.approx(0.8, rel=0.02) and 0.75 < compared.low < compared.high < 0.85
+    assert "0.80 (0." in compared.told and "slower, in 5 rounds" in compared.told and compared.test == "tg64"
+    same = turns.ratio("old", "same", {"old": series["old"], "same": series["old"]})
+    assert same.times == 1 and "no difference" in same.told
+
+
+def test_a_busy_machine_is_no_comparison(monkeypatch):
+    busy = iter([2.0, 0.0, 1.5, 0.0, 3.0, 0.0, 0.0])
+    monkeypatch.setattr(state, "watched", lambda work, with_=(): (work(), each := next(busy), each > state.BUSY))
+    one = Metronome("one", range(1, 9))
+    series = turns.in_turn([one], "decode", 1, rounds=3)["one"]
+    assert series.per_token == [2, 4, 6] and not series.busy  # the quiet rounds alone
+    monkeypatch.setattr(state, "watched", lambda work, with_=(): (work(), 1.0, True))
+    with pytest.raises(EngineError, match="not compared: the machine is busy, other processes used 1.0 cores"):
+        turns.in_turn([Metronome("one", range(1, 9))], "decode", 1, rounds=3, strict=True)
+    assert turns.in_turn([Metronome("one", range(1, 9))], "decode", 1, rounds=3)["one"].busy
+
+
+def test_what_is_no_speed_is_in_no_median(quiet):
+    engine = Metronome("one", [1, 1, 1])
+    engine.decode = lambda tokens, depth=0, times=1: [Pass(1.0, 0, tokens, depth, problem="the answer is empty")]
+    series = turns.in_turn([engine], "decode", 64, depth=4096, rounds=3)["one"]
+    told = series.to_json()
+    assert told["tokens_per_second"] is None and told["problems"] == ["the answer is empty"] and told["name"] == "tg64 @ d4096"
+    assert (told["tokens_received"], told["tokens_asked"]) == (0, 192)
+
+
+def test_every_row_says_what_to_type():
+    assert {"kit", "llama.cpp", "llama-bench"} <= {kind.name for kind in kinds()}
+    assert all(kind.typed and callable(kind.open) for kind in kinds())
