@@ -8,7 +8,7 @@ import pytest
 
 from kit.errors import EngineError
 from kit.lab.engines import turns
-from kit.lab.engines.base import Cpu, Facts, Pass
+from kit.lab.engines.base import Cpu, EngineFacts, Pass
 from kit.lab.engines.table import kinds, opened
 from kit.lab.measuring import state
 
@@ -111,7 +111,7 @@ class Metronome:
     """An engine that needs the seconds of its list, one a pass."""
 
     def __init__(self, label, seconds):
-        self.label, self.facts, self._seconds, self.order = label, Facts(label), list(seconds), []
+        self.label, self.facts, self._seconds, self.order = label, EngineFacts(label), list(seconds), []
 
     def decode(self, tokens, depth=0, times=1):
         self.order.append(self.label)

@@ -17,7 +17,7 @@ class Cpu(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
+class EngineFacts:
     """What is known of an engine. ``name``: of the program; ``version``: its build, "" where it does not say. ``threads``: for
     decode. ``flags``: setting -> value, of the user or as the program reports them, in its own words. ``file``: the model on
     this machine; ``context``: positions; ``kv``: types of its keys and values. ``unknown``: what cannot be known, in words."""
@@ -67,7 +67,7 @@ class Runner(Protocol):
     label: str
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> EngineFacts:
         """What is known of it; more may be known after the first pass."""
 
     def decode(self, tokens: int, depth: int = 0, times: int = 1) -> list[Pass]:

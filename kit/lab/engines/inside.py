@@ -4,10 +4,10 @@ from pathlib import Path
 
 import kit
 from kit.errors import EngineError, KitError
-from kit.lab.engines.base import Cpu, Facts, Pass
+from kit.lab.engines.base import Cpu, EngineFacts, Pass
 from kit.lab.engines.options import cores_of, taken
 from kit.lab.engines.processes import ENGINES, OURS, PEER, Process
-from kit.lab.engines.table import Kind
+from kit.lab.engines.table import EngineKind
 from kit.lab.measuring.machine import library_version
 from kit.system import usable_cores
 
@@ -19,7 +19,7 @@ _STEP = 512  # a context grows by so many positions, so that a longer test does 
 class Inside:
     """A row of kit.lab.engines.processes with a file. It is started again where a test needs a longer context."""
 
-    def __init__(self, label: str, engine: str, model: Path, options: dict, facts: Facts):
+    def __init__(self, label: str, engine: str, model: Path, options: dict, facts: EngineFacts):
         self.label, self.facts = label, facts
         self._engine, self._model, self._options = engine, model, options
         self._process, self._context, self._ended, self._ids = None, 0, Cpu(0.0, 0.0), []
@@ -106,7 +106,9 @@ def _open_kit(label: str, words: list[str], model: Path, threads: int | None = N
         if options["kv"] not in KV_TYPES:
             raise EngineError(f"--engine {label}: -ctk {given['kv']}: choose one of {', '.join(KV_TYPES)}")
     kv = options.get("kv", "float32")
-    return Inside(label, names[linear], model, options, Facts("kit", kit.__version__, cores, given, model, None, (kv, kv)))
+    return Inside(
+        label, names[linear], model, options, EngineFacts("kit", kit.__version__, cores, given, model, None, (kv, kv))
+    )
 
 
 def _open_wheel(label: str, words: list[str], model: Path, threads: int | None = None) -> Inside:
@@ -119,7 +121,7 @@ def _open_wheel(label: str, words: list[str], model: Path, threads: int | None =
         options["kv"] = _KV[given["kv"]]
     kv = given.get("kv", "f16")
     version = library_version("xllamacpp") or ""
-    return Inside(label, PEER, model, options, Facts("llama.cpp", version, cores, given, model, None, (kv, kv)))
+    return Inside(label, PEER, model, options, EngineFacts("llama.cpp", version, cores, given, model, None, (kv, kv)))
 
 
 def _cores(label: str, given: dict, threads: int | None) -> tuple[int, dict]:
@@ -131,6 +133,8 @@ def _cores(label: str, given: dict, threads: int | None) -> tuple[int, dict]:
 
 
 KINDS = [
-    Kind("kit", "kit ('kit --linear fused-int8 -t 2')", lambda first: first == "kit", _open_kit),
-    Kind("llama.cpp", "llama.cpp, of the wheel xllamacpp ('llama.cpp -t 2')", lambda first: first == "llama.cpp", _open_wheel),
+    EngineKind("kit", "kit ('kit --linear fused-int8 -t 2')", lambda first: first == "kit", _open_kit),
+    EngineKind(
+        "llama.cpp", "llama.cpp, of the wheel xllamacpp ('llama.cpp -t 2')", lambda first: first == "llama.cpp", _open_wheel
+    ),
 ]

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 
 from kit.errors import EngineError
-from kit.lab.engines.base import Cpu, Facts, Pass
+from kit.lab.engines.base import Cpu, EngineFacts, Pass
 from kit.lab.engines.options import count_of
-from kit.lab.engines.table import Kind
+from kit.lab.engines.table import EngineKind
 
 _OURS = {  # options that kit gives, as llama-bench has them -> how the user says the same
     **dict.fromkeys(("-m", "--model", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), "the FILE of the command"),
@@ -36,15 +36,15 @@ class LlamaBench:
         self._cpu = Cpu(0.0, 0.0)
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> EngineFacts:
         """By its last output; before the first, what the user typed."""
         row = self._row
         if not row:
-            return Facts(self._binary.name, flags={"options": " ".join(self._options)}, file=self._model)
+            return EngineFacts(self._binary.name, flags={"options": " ".join(self._options)}, file=self._model)
         flags = {name: str(row[name]) for name in _SHOWN if name in row} | {"options": " ".join(self._options)}
         version = f"b{row['build_number']} ({row['build_commit']})" if "build_number" in row else ""
         kv = (str(row["type_k"]), str(row["type_v"])) if "type_k" in row else None
-        return Facts(self._binary.name, version, row.get("n_threads"), flags, self._model, None, kv)
+        return EngineFacts(self._binary.name, version, row.get("n_threads"), flags, self._model, None, kv)
 
     def decode(self, tokens: int, depth: int = 0, times: int = 1) -> list[Pass]:
         """Its test tg<tokens>, after ``depth`` positions: it generates after random tokens."""
@@ -136,7 +136,7 @@ def _last(text: str) -> str:
 
 
 KINDS = [
-    Kind(
+    EngineKind(
         "llama-bench", "the path of a llama-bench binary with its options ('./llama-bench -t 4 -fa 1')",
         lambda first: Path(first).name.startswith("llama-bench"), LlamaBench,
     ),

@@ -10,7 +10,7 @@ from kit.errors import EngineError
 from kit.lab.engines.base import Runner
 
 
-class Kind(NamedTuple):
+class EngineKind(NamedTuple):
     """A row. ``name``: of the program. ``typed``: what a user types, for help and errors. ``takes(first)``: whether it is the
     row for this first word. ``open(label, words, model, threads)``: the engine; ``words``: all that was typed, split as a shell
     does; ``model``: the file, None where a server has its own; ``threads``: in place of those in ``words`` (None: those).
@@ -30,12 +30,12 @@ MODULES = (  # each has KINDS, its rows; the first row that takes a word has it
 )
 
 
-def kinds() -> list[Kind]:
+def kinds() -> list[EngineKind]:
     """All rows."""
     return [kind for module in MODULES for kind in importlib.import_module(module).KINDS]
 
 
-def kind_of(text: str) -> tuple[Kind, list[str]]:
+def kind_of(text: str) -> tuple[EngineKind, list[str]]:
     """(its row, its words) of what was typed after --engine; EngineError where no row takes it."""
     try:
         words = shlex.split(text)

@@ -66,7 +66,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Ratio:
+class Compared:
     """How many times as fast ``after`` was as ``before``, with its 95 % interval over rounds."""
 
     before: str
@@ -80,10 +80,9 @@ class Ratio:
     @property
     def told(self) -> str:
         """In words, as a sentence."""
-        how = "as fast" if self.low <= 1 <= self.high else "slower" if self.high < 1 else "faster"
-        sure = {"as fast": "no difference that these rounds show", "slower": "slower", "faster": "faster"}[how]
+        how = "slower" if self.high < 1 else "faster" if self.low > 1 else "no difference that these rounds show"
         span = f"{self.times:.2f} ({self.low:.2f} to {self.high:.2f})"
-        return f"{self.test}: {self.after} reaches {span} times the speed of {self.before}: {sure}, in {self.rounds} rounds."
+        return f"{self.test}: `{self.after}` is {span} times as fast as `{self.before}`, in {self.rounds} rounds: {how}."
 
 
 def in_turn(
@@ -115,11 +114,11 @@ def _round(engines, kind, tokens, depth) -> dict[str, Pass]:
     return {each.label: getattr(each, kind)(tokens, depth)[0] for each in engines}
 
 
-def ratio(before: str, after: str, series: dict[str, Series]) -> Ratio | None:
+def ratio(before: str, after: str, series: dict[str, Series]) -> Compared | None:
     """The speed of one label compared with another's in the same rounds; None for fewer than two rounds with both."""
     both = zip(series[before].passes, series[after].passes, strict=True)
     ratios = [first.per_token / second.per_token for first, second in both if first.per_token and second.per_token]
     if len(ratios) < 2:
         return None
     low, high = interval_of(ratios)
-    return Ratio(before, after, series[before].name, float(np.median(ratios)), low, high, len(ratios))
+    return Compared(before, after, series[before].name, float(np.median(ratios)), low, high, len(ratios))
