@@ -156,9 +156,9 @@ class RowsOps(CpuOps):
 
 
 def _by_row(name):
-    def each(self, layer, *tensors):
+    def each(self, layer, *tensors, **named):
         rows = zip(*(x.split([len(row.tokens) for row in self._rows]) for x in tensors), strict=True)
-        results = [getattr(row, name)(layer, *parts) for row, parts in zip(self._rows, rows, strict=True)]
+        results = [getattr(row, name)(layer, *parts, **named) for row, parts in zip(self._rows, rows, strict=True)]
         return None if results[0] is None else torch.cat(results)
 
     return each

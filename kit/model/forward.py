@@ -69,13 +69,15 @@ class Ops(ABC):
         else:
             self.linear(name, input, add_to=x)
 
-    def convolve(self, layer: int, x: torch.Tensor, before=None, after=None) -> torch.Tensor:
-        """The short convolution of a layer and its activation (tokens, channels); before, after: factors of x and of the
-        result."""
-        mixer, start, state = self.config.layers[layer].mixer, self.begin(), self.state(layer)["inputs"]
-        name, out = f"blk.{layer}.{mixer.convolution}", self.new(*x.shape)
-        taps, bias = self.hold(self.vector(f"{name}.weight").T.contiguous()), self.vector(f"{name}.bias")
-        self.do("convolution", x, taps, state, out, bias, before, after, mixer.silu)
+    def convolve(self, layer: int, x, before=None, after=None, *, taps: str, silu=False, state="inputs") -> torch.Tensor:
+        """A short convolution of x (tokens, channels) in a layer; before, after: factors of x and of the result.
+
+        taps: the name of its weights, without ``blk.N.``; silu: whether that activation follows; state: which of the layer's
+        states has the last inputs."""
+        start, state = self.begin(), self.state(layer)[state]
+        name, out = f"blk.{layer}.{taps}", self.new(*x.shape)
+        weights, bias = self.hold(self.vector(f"{name}.weight").T.contiguous()), self.vector(f"{name}.bias")
+        self.do("convolution", x, weights, state, out, bias, before, after, silu)
         self.end("convolution", start, f"{name}.weight", nbytes=2 * state.nbytes)
         return out
 

@@ -11,10 +11,11 @@ import torch
 from kit.errors import ModelError, NoTokenizer
 from kit.gguf.uses import bytes_used, uses_of
 from kit.model.kvcache import SequenceCache
+from kit.model.layers import KINDS
 from kit.model.transformer import Transformer
 
 # Of the bytes of a span, the share that is read: those of states are read and written.
-_READ = {"token": 0, "linear": 1, "attention": 1, "convolution": 0.5, "delta net": 0.5, "mamba2": 0.5}
+_READ = {"token": 0, "linear": 1} | {span: share for kind in KINDS for span, share in kind.spans.items()}
 
 
 class Sampler:

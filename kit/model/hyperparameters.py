@@ -11,7 +11,7 @@ from kit.gguf.names import layer_of
 from kit.model.architectures import ARCHITECTURES
 from kit.model.config import Config
 from kit.model.keys import MAX_LAYERS, ModelKeys
-from kit.model.layers import FEED_FORWARD, MIXERS, Layer, PerLayerInput
+from kit.model.layers import FEED_FORWARD, KINDS, MIXERS, Layer, PerLayerInput
 from kit.model.layers.rope import RopeConfig
 
 # Tensors that no token of text reads: of images and sounds, and of the prediction of further tokens.
@@ -57,7 +57,8 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
         logit_cap=facts.soft_cap("final_logit_softcapping", family.soft_caps[1]),
         tied=tied,
     )
-    keys.check_all_read({type(kind).__name__ for layer in config.layers for kind in layer[:2]})
+    own = {pattern for layer in config.layers for kind in layer[:2] for pattern in kind.metadata}
+    keys.check_all_read({pattern for kind in KINDS for pattern in kind.metadata} - own)
     return config
 
 

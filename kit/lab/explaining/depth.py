@@ -17,10 +17,11 @@ from kit.lab.predicting.remembered import by_kind, held, kind_of
 from kit.model.config import Config
 from kit.model.hyperparameters import read_config
 from kit.model.kvcache import KV_TYPES
+from kit.model.layers import KINDS
 
 DEPTHS = (64, 4096, 16384, 65536)
 REST = "weights and the rest"
-_SPANS = ("attention", "convolution", "delta net", "mamba2")
+_SPANS = {span for kind in KINDS for span in kind.spans}
 _MOST = 512 << 20  # bytes of keys and values that are filled to measure a token
 _WARM, _SAMPLES = 2, 3  # tokens: the second records the program
 

@@ -1,7 +1,7 @@
 """What a model remembers of a sequence, by kind of layer: bytes that are held, and that a token reads and writes."""
 
 from kit.model.config import Config
-from kit.model.layers import MIXERS, Memory
+from kit.model.layers import Memory
 from kit.model.layers.kind import KV_TYPES
 
 _QK8_0 = 32
@@ -10,8 +10,7 @@ _QK8_0 = 32
 def kind_of(mixer) -> str:
     """The kind of a layer in words: "attention", "attention, window 512", "delta net"."""
     window = mixer.memory.window
-    name = next(name for name, kind in MIXERS.items() if kind is type(mixer))
-    return name + f", window {window}" * bool(window)
+    return mixer.named + f", window {window}" * bool(window)
 
 
 def by_kind(config: Config) -> dict[str, list[Memory]]:

@@ -15,6 +15,7 @@ from kit.gguf.reader import TensorInfo
 from kit.lab.synthetic.vocabulary import Vocabulary
 from kit.model.config import Config
 from kit.model.hyperparameters import described_config
+from kit.model.layers import KINDS
 
 MAX_LAYERS = 9999  # a larger number is a typing error
 
@@ -138,7 +139,7 @@ MIXES = {
     "Q4_K_M": Mix(15, "Q4_K", "Q6_K", "Q6_K"),
 }
 _SENSITIVE = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
-_FLOATS = ("ffn_gate_inp.weight", "_norm.weight", "ssm_conv1d.weight", "shortconv.conv.weight")
+_FLOATS = ("_norm.weight", *(name for kind in KINDS for name in kind.floats))
 _FALLBACK = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}  # for rows that are not whole super-blocks
 
 

@@ -17,15 +17,15 @@ from kit.gguf.reader import TensorInfo
 from kit.gguf.writer import ALIGNMENT, header, padded
 from kit.lab.synthetic.encode import encode
 from kit.lab.synthetic.geometry import Geometry, geometry
+from kit.model.layers import KINDS
 from kit.system.files import replacing
 from kit.system.note import doing
 
 SIGMA = 0.02  # standard deviation of the weights, as in a freshly initialized transformer
 _ROOM = "ask for fewer layers or write elsewhere"  # where the disk is too small
 REVISION = 2  # part of a cached file's name: raise it whenever the same arguments give other bytes
-_DRAWN = {  # mean and standard deviation of other tensors, by how their names end; of ssm_a of log(-a)
-    ".bias": (0, SIGMA), "_norm.weight": (1, 0.05), "conv1d.weight": (0, 0.4), "conv.weight": (0, 0.4), "ssm_a": (0, 0.5),
-    "ssm_d": (0, 0.5),
+_DRAWN = {  # mean and standard deviation of other tensors, by how their names end
+    ".bias": (0, SIGMA), "_norm.weight": (1, 0.05), **{end: drawn for kind in KINDS for end, drawn in kind.drawn.items()},
 }  # fmt: skip
 _UNIT = 256  # weights that stay together when a pool is permuted: a super-block, or 8 blocks of 32
 _POOL = 512  # such units in a pool: 131,072 weights

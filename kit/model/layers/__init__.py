@@ -8,7 +8,7 @@ from kit.model.layers.attention_and_mamba2 import AttentionAndMamba2
 from kit.model.layers.both import DenseAndMixture
 from kit.model.layers.delta_net import DeltaNet
 from kit.model.layers.dense import Dense
-from kit.model.layers.kind import Memory, Tensor
+from kit.model.layers.kind import LayerKind, Memory, Tensor
 from kit.model.layers.latent import Latent
 from kit.model.layers.mamba2 import Mamba2
 from kit.model.layers.mixture import Mixture
@@ -16,13 +16,11 @@ from kit.model.layers.nothing import Nothing
 from kit.model.layers.per_layer import PerLayerInput
 from kit.model.layers.short_conv import ShortConv
 
-__all__ = ["FEED_FORWARD", "MIXERS", "DeltaNet", "Layer", "Mamba2", "Memory", "PerLayerInput"]
+__all__ = ["FEED_FORWARD", "KINDS", "MIXERS", "DeltaNet", "Layer", "Mamba2", "Memory", "PerLayerInput"]
 
-MIXERS = {
-    "attention": Attention, "latent": Latent, "delta net": DeltaNet, "mamba2": Mamba2, "short convolution": ShortConv,
-    "attention and mamba2": AttentionAndMamba2, "none": Nothing,
-}  # fmt: skip
-FEED_FORWARD = {"dense": Dense, "mixture": Mixture, "dense and mixture": DenseAndMixture, "none": Nothing}
+MIXERS = {kind.named: kind for kind in (Attention, Latent, DeltaNet, Mamba2, ShortConv, AttentionAndMamba2, Nothing)}
+FEED_FORWARD = {kind.named: kind for kind in (Dense, Mixture, DenseAndMixture, Nothing)}
+KINDS: tuple[type[LayerKind], ...] = tuple(dict.fromkeys([*MIXERS.values(), *FEED_FORWARD.values()]))
 
 
 class Layer(NamedTuple):
@@ -70,8 +68,7 @@ class Layer(NamedTuple):
     @property
     def on_cpu_alone(self) -> str:
         """What of this layer no other device runs; "" if all of it can run there."""
-        if type(self.mixer) is not Attention or type(self.feed_forward) not in (Dense, Mixture):
-            wrong = next(kind for kind in self[:2] if type(kind) not in (Attention, Dense, Mixture))
+        if wrong := next((kind for kind in self[:2] if not kind.on_device), None):
             return f"layers of the kind {type(wrong).__name__}"
         other = self.per_layer or self.scaled or self.mixer.source is not None or self.mixer.gated
         other = other or getattr(self.feed_forward, "shared_gated", False)

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kit.model.layers.kind import Memory, Tensor, heads_problems, heads_said, matrix, vector
+from kit.model.layers.kind import ATTENDING, LayerKind, Memory, Tensor, heads_problems, heads_said, matrix, vector
 from kit.model.layers.rope import RopeConfig
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(LayerKind):
     """The numbers of one layer; query head h uses key/value head ``h // (heads / kv_heads)``."""
 
     hidden_size: int
@@ -27,6 +27,8 @@ class Attention:
     has_values: bool = True  # False: values are the keys before their norm and RoPE
     source: int | None = None  # the layer whose keys and values it attends to; None: its own
     gated: bool = False  # attn_q has a query and a gate for each head, whose sigmoid multiplies what the head gives
+
+    named, metadata, spans, on_device = "attention", ATTENDING, {"attention": 1.0}, True
 
     @classmethod
     def of(cls, facts, layer: int) -> "Attention":

@@ -13,7 +13,8 @@ class AttentionAndMamba2(Attention):
 
     mamba: Mamba2 | None = None
 
-    convolution, silu = Mamba2.convolution, Mamba2.silu
+    named, metadata, spans = "attention and mamba2", Attention.metadata + Mamba2.metadata, Attention.spans | Mamba2.spans
+    floats, drawn, on_device = Mamba2.floats, Mamba2.drawn, False
 
     @classmethod
     def of(cls, facts, layer: int) -> "AttentionAndMamba2":

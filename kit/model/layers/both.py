@@ -4,16 +4,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kit.model.layers.dense import Dense, hidden
-from kit.model.layers.kind import Tensor, vector
+from kit.model.layers.kind import LayerKind, Tensor, vector
 from kit.model.layers.mixture import Mixture
 
 
 @dataclass(frozen=True)
-class DenseAndMixture:
+class DenseAndMixture(LayerKind):
     """The numbers of one layer. The router sees x normed without weights, times ``ffn_gate_inp.scale`` and hidden_size^-0.5."""
 
     dense: Dense
     mixture: Mixture
+
+    named, metadata, floats = "dense and mixture", Mixture.metadata, Mixture.floats
 
     @classmethod
     def of(cls, facts, layer: int) -> "DenseAndMixture":

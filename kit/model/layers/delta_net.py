@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kit.cpu.shapes import LARGEST, state_shape
-from kit.model.layers.kind import Recurrent, Tensor, matrix, vector
+from kit.model.layers.kind import STATE, Recurrent, Tensor, matrix, vector
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class DeltaNet(Recurrent):
     width: int  # tokens that the convolution sees
     grouped: bool = False
 
-    convolution, silu = "ssm_conv1d", True
+    named, metadata, spans = "delta net", (r"ssm\..+",), {"convolution": STATE, "delta net": STATE}
+    floats, drawn = ("ssm_conv1d.weight",), {"ssm_conv1d.weight": (0, 0.4), "ssm_a": (0, 0.5)}  # of ssm_a the log of -a
 
     @classmethod
     def of(cls, facts, layer: int) -> "DeltaNet":
@@ -72,5 +73,6 @@ class DeltaNet(Recurrent):
             beta, alpha = gates.unbind(2)
         else:
             beta, alpha = (ops.linear(f"{block}ssm_{part}.weight", input) for part in ("beta", "alpha"))
-        mixed = ops.delta_net(layer, ops.convolve(layer, qkv), alpha, beta, z.unflatten(1, (self.heads, -1)))
+        qkv = ops.convolve(layer, qkv, taps="ssm_conv1d", silu=True)
+        mixed = ops.delta_net(layer, qkv, alpha, beta, z.unflatten(1, (self.heads, -1)))
         ops.add_linear(x, f"{block}ssm_out.weight", ops.input(mixed.flatten(1)), after)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kit.model.layers.kind import Tensor, matrix
+from kit.model.layers.kind import LayerKind, Tensor, matrix
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(LayerKind):
     """The numbers of one layer, or of the expert that all tokens of a mixture use (``suffix`` "_shexp")."""
 
     hidden_size: int
@@ -16,6 +16,8 @@ class Dense:
     gated: bool = True
     fused: str = ""  # "up": ffn_up is the rows of gate and up; "gate_up": that is its name
     suffix: str = ""
+
+    named, on_device = "dense", True
 
     @classmethod
     def of(cls, facts, layer: int) -> "Dense":

@@ -6,7 +6,8 @@ A kind is a frozen dataclass that holds the numbers of one layer. It has
     widths() -> Iterator[int]                         sizes that the CPU's recorded pass takes in vectors of sixteen
     run(ops, layer, x, input, after) -> None          adds its result to x, by the operations of kit.model.forward.Ops
 
-and a mixer, which sees the tokens before, also
+and it declares, as attributes of its class (see LayerKind), what else of it other modules need to know. A mixer, which sees the
+tokens before, has also
 
     memory: Memory                                    what it remembers of a sequence
     shapes: {name: shape}                             of a fixed state, if it has one (kit.model.kvcache.state_of)
@@ -15,7 +16,7 @@ and a mixer, which sees the tokens before, also
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 KV_TYPES = {"float32": 4.0, "float16": 2.0, "q8_0": 34 / 32}  # bytes of an element of keys and values
 
@@ -79,11 +80,31 @@ class Memory(NamedTuple):
         return self.held(1, width)
 
 
-class Recurrent:
-    """A mixer that remembers a fixed state, of ``shapes`` by name, in place of positions.
+class LayerKind:
+    """What a kind declares for modules that run or describe all kinds alike.
 
-    ``convolution``: the name of its taps; ``silu``: whether that activation follows them.
+    ``named``: its name in kit.model.architectures and in texts. ``metadata``: patterns of keys that only such kinds read:
+    a file without such a layer may have them. ``spans``: what its operations are called in a trace, with the share of a span's
+    bytes that is read (a state is read and written). ``floats``: names of its tensors that no file quantizes. ``drawn``: ending
+    of a tensor's name -> mean and standard deviation of random weights of it. ``on_device``: whether a GPU runs it.
     """
+
+    named: ClassVar[str] = ""
+    metadata: ClassVar[tuple[str, ...]] = ()
+    spans: ClassVar[dict[str, float]] = {}
+    floats: ClassVar[tuple[str, ...]] = ()
+    drawn: ClassVar[dict[str, tuple[float, float]]] = {}
+    on_device: ClassVar[bool] = False
+
+
+ATTENDING = (  # keys that only kinds which attend read
+    r"attention\.((key|value)_length_mla|(q|kv)_lora_rank|clamp_kqv|scale|value_length(_swa)?)|attn_logit_softcapping",
+)
+STATE = 0.5  # the share that is read of the bytes of a state, all of which are written as well
+
+
+class Recurrent(LayerKind):
+    """A mixer that remembers a fixed state, of ``shapes`` by name, in place of positions."""
 
     rope = None
 

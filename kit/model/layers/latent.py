@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kit.model.layers.kind import Memory, Tensor, heads_problems, heads_said, matrix, vector
+from kit.model.layers.kind import ATTENDING, LayerKind, Memory, Tensor, heads_problems, heads_said, matrix, vector
 from kit.model.layers.rope import RopeConfig
 
 
 @dataclass(frozen=True)
-class Latent:
+class Latent(LayerKind):
     """The numbers of one layer. In a query or key the elements with RoPE come first."""
 
     hidden_size: int
@@ -21,6 +21,7 @@ class Latent:
     value: int  # elements of a head's value
     absorbed: bool  # queries and outputs are projected in place of keys and values, and the latent is all history
 
+    named, metadata, spans = "latent", ATTENDING, {"attention": 1.0}
     window = cap = 0
     sinks = False
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kit.cpu.shapes import state_shape
-from kit.model.layers.kind import Recurrent, Tensor, matrix
+from kit.model.layers.delta_net import DeltaNet
+from kit.model.layers.kind import STATE, Recurrent, Tensor, matrix
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Mamba2(Recurrent):
     width: int  # tokens that the convolution sees
     normed: bool = True  # what the heads give is normed by group
 
-    convolution, silu = "ssm_conv1d", True
+    named, metadata, spans = "mamba2", (r"ssm\..+",), {"convolution": STATE, "mamba2": STATE}
+    floats, drawn = DeltaNet.floats, DeltaNet.drawn | {"ssm_d": (0, 0.5)}
 
     @classmethod
     def of(cls, facts, layer: int) -> "Mamba2":
@@ -65,7 +67,8 @@ class Mamba2(Recurrent):
     def run(self, ops, layer, x, input, after):
         block = f"blk.{layer}."
         z, xbc, dt = ops.linear(f"{block}ssm_in.weight", input).split([self.inner, self.channels, self.heads], 1)
-        mixed = ops.mamba2(layer, ops.convolve(layer, xbc), dt, z.unflatten(1, (self.heads, -1))).flatten(1)
+        xbc = ops.convolve(layer, xbc, taps="ssm_conv1d", silu=True)
+        mixed = ops.mamba2(layer, xbc, dt, z.unflatten(1, (self.heads, -1))).flatten(1)
         if self.normed:
             mixed = ops.rms_norm(mixed.unflatten(1, (self.groups, -1)), f"{block}ssm_norm.weight").flatten(1)
         ops.add_linear(x, f"{block}ssm_out.weight", ops.input(mixed), after)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kit.model.layers.dense import Dense, hidden, parts, shape_of, stacks
-from kit.model.layers.kind import Tensor, matrix, vector
+from kit.model.layers.kind import LayerKind, Tensor, matrix, vector
 
 
 class Routing(NamedTuple):
@@ -20,7 +20,7 @@ class Routing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(LayerKind):
     """The numbers of one layer; ``size``: of one expert; ``shared``: the expert that all tokens use."""
 
     hidden_size: int
@@ -32,6 +32,9 @@ class Mixture:
     activation: str = "silu"
     gated: bool = True
     fused: str = ""
+
+    named, metadata = "mixture", ("expert.*|leading_dense_block_count|interleave_moe_layer_step",)
+    floats, on_device = ("ffn_gate_inp.weight",), True
 
     @classmethod
     def of(cls, facts, layer: int) -> "Mixture":

@@ -10,6 +10,7 @@ from kit.model.layers.kind import Recurrent
 class Nothing(Recurrent):
     """A kind without tensors, which adds nothing and remembers nothing."""
 
+    named = "none"
     shapes: ClassVar = {}
 
     @classmethod

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kit.model.layers.kind import Recurrent, Tensor, matrix
+from kit.model.layers.kind import STATE, Recurrent, Tensor, matrix
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,8 @@ class ShortConv(Recurrent):
     hidden_size: int
     width: int  # tokens that the convolution sees
 
-    convolution, silu = "shortconv.conv", False
+    named, metadata, spans = "short convolution", (r"shortconv\..+",), {"convolution": STATE}
+    floats, drawn = ("shortconv.conv.weight",), {"shortconv.conv.weight": (0, 0.4)}
 
     @classmethod
     def of(cls, facts, layer: int) -> "ShortConv":
@@ -38,4 +39,4 @@ class ShortConv(Recurrent):
     def run(self, ops, layer, x, input, after):
         block = f"blk.{layer}.shortconv."
         b, c, own = ops.linear(f"{block}in_proj.weight", input).chunk(3, 1)
-        ops.add_linear(x, f"{block}out_proj.weight", ops.input(ops.convolve(layer, own, b, c)), after)
+        ops.add_linear(x, f"{block}out_proj.weight", ops.input(ops.convolve(layer, own, b, c, taps="shortconv.conv")), after)
