@@ -47,7 +47,7 @@ def test_a_run_keeps_the_best_known_bandwidth(cores, tmp_path, monkeypatch):
 
     monkeypatch.setattr(machine, "of_run", of_run)
     assert limits.of_run(tmp_path, "07").machine.read_gbps == 36.4
-    kept = machine.read(tmp_path / "environment.json")
+    kept = machine.kept(tmp_path)
     assert kept.read_gbps == max(kept.samples["read_gbps"]) == 36.4
     assert "kit explain on 20" in kept.methods["read_gbps"]
     assert len(list(measurements.shared())) == 2, "the probe of a new run is one more"

@@ -1,7 +1,7 @@
 """The store of measurements: one key, one value."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 
 import model_files
 import pytest
@@ -66,7 +66,7 @@ def test_lines_that_are_none_are_left_out_and_a_store_that_cannot_be_written_for
     store.add(ONE)
     with store.path.open("a") as out:
         out.write('{"way": "b"}\nno json\n' + json.dumps({"unknown": 1, "samples": [1]}) + "\n[]\n{")
-    assert list(store) == [ONE]
+    assert (list(store), store.left_out) == ([ONE], 5)
     (tmp_path / "file").write_text("")
     nowhere = Readings(tmp_path / "file" / "m.jsonl")
     assert nowhere.add(ONE) == ONE and list(nowhere) == []
@@ -78,9 +78,84 @@ def test_a_file_s_digest_is_that_of_its_tensors(folder):
         assert measurements.digest_of(one) == measurements.digest_of(again) != measurements.digest_of(other)
 
 
-def test_settings_follow_the_code_that_computes(monkeypatch):
-    before = measurements.settings()
-    monkeypatch.setattr(measurements, "_CODE", ("gguf",))
-    measurements.settings.cache_clear()
-    assert measurements.settings() != before and "cores=" in before
-    measurements.settings.cache_clear()
+def _changed(value):
+    """Another value of the same kind."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return value + "x"
+    return [*value[:-1], _changed(value[-1])] if len(value) else value
+
+
+def test_a_file_s_digest_follows_every_value_of_its_metadata(folder, tmp_path):
+    """`expert_used_count` changed from 2 to 32 in place: explain printed the speed of 2 beside ten times the bytes."""
+    source = model_files.write(folder, "tiny-qwen3moe")
+    with kit.open(source) as file:
+        first, metadata = measurements.digest_of(file), dict(file.metadata)
+        digests = {first}
+        for key, value in metadata.items():
+            if key != "general.alignment" and not (hasattr(value, "__len__") and not len(value)):
+                file.metadata = metadata | {key: _changed(value if isinstance(value, str | int | float) else value.tolist())}
+                digests.add(measurements.digest_of(file))
+                assert measurements.digest_of(file) != first, key
+        assert len(digests) > 20
+    used = metadata["qwen3moe.expert_used_count"]
+    data = source.read_bytes()
+    at = data.index(b"qwen3moe.expert_used_count") + len("qwen3moe.expert_used_count") + 4
+    assert data[at] == used
+    other = tmp_path / "in place.gguf"
+    other.write_bytes(data[:at] + bytes([used + 1]) + data[at + 1 :])
+    with kit.open(other) as file:
+        assert measurements.digest_of(file) != first, "one byte of the file's metadata"
+
+
+def test_a_byte_that_is_not_utf_8_costs_one_line(store):
+    """It stopped every `kit generate`."""
+    store.add(ONE)
+    with store.path.open("ab") as out:
+        out.write(b'{"way": "\xff"}\n')
+    later = store.add(replace(ONE, samples=(0.05,)))
+    assert (list(store), store.left_out) == ([ONE, later], 1)
+    assert store.known("blocks", "f", "s") == later
+
+
+@pytest.mark.parametrize(
+    "value", [None, "x", True, [], [None], ["x"], {}, {"a": "b"}, 1e999, -1, [[1]], [float("nan")], [-1.0], 3]
+)
+@pytest.mark.parametrize("name", [each.name for each in fields(Reading)])
+def test_a_row_is_checked_field_by_field(store, name, value):
+    """What a reader asks of a row holds of each that it gets, or the row is left out and counted."""
+    store.add(ONE)
+    row = asdict(ONE) | {name: value}
+    with store.path.open("a") as out:
+        out.write(json.dumps(row) + "\n")
+    rows = list(store)
+    assert len(rows) + store.left_out == 2 and rows[0] == ONE
+    for each in rows:
+        assert each.median > 0 and each.told and len(each.key) == 5 and each.others in (0, 3)
+        assert each.at[:4].isdigit() and sum(each.row.values()) == 0
+    assert store.known("blocks", "f", "s") and store.best("blocks", "s", "f")
+    assert not list(measurements.disagreements(store))
+
+
+def test_what_follows_a_torn_line_is_a_line_of_its_own(store):
+    store.add(ONE)
+    store.path.write_bytes(store.path.read_bytes() + b'{"way": "blo')
+    later = store.add(replace(ONE, samples=(0.05,)))
+    assert (list(store), store.left_out) == ([ONE, later], 1)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', '{"engines": []}', '{"engines": {"kit": 1}}',
+                                  '{"engines": {"kit": {"speed": "fast"}}}', '{"engines": {"kit": {"samples": ["x"]}}}',
+                                  '{"engines": {"kit": {"samples": [0]}}}'])  # fmt: skip
+def test_a_damaged_table_of_engines_is_none(tmp_path, text):
+    (tmp_path / measurements.PEERS).write_text(text)
+    assert measurements.peers(tmp_path) == {}
+    (tmp_path / measurements.PEERS).write_bytes(b'{"engines": {"k\xff": {}}}')
+    assert measurements.peers(tmp_path) == {}
+    whole = {"engines": {"kit": {"speed": float("nan"), "samples": [20.0], "reason": "x", "others": None}}, "by": "07"}
+    (tmp_path / measurements.PEERS).write_text(json.dumps(whole))
+    assert measurements.peers(tmp_path)["engines"].keys() == {"kit"}

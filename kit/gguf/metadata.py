@@ -120,6 +120,12 @@ class MetadataArray(Sequence):
             self._file.fail(self._start, f"{self._key!r} holds strings, expected numbers")
         return self._native(self._items)
 
+    def raw(self) -> bytes:
+        """All elements as the file has them."""
+        if self._items is not None:
+            return self._items.tobytes()
+        return self._file.data[self._offsets[0] : self._offsets[-1]].tobytes()
+
     def tolist(self) -> list:
         """All elements as Python values."""
         return list(self)

@@ -48,6 +48,12 @@ def replacing(
         partial.unlink(missing_ok=True)
 
 
+def write_whole(path: Path, text: str, error: type[KitError] = ReportError) -> None:
+    """Replace a text file in one step, or leave it as it was; ``error`` says why (no rights, full disk) and what to do."""
+    with replacing(path, error=error, remedy="; free some space or name another folder") as out:
+        out.write(text.encode())
+
+
 def _made(partial: Path) -> BinaryIO:
     """A new file, locked until it is closed or its process dies."""
     handle = partial.open("xb")

@@ -14,10 +14,11 @@ import kit
 from kit.errors import KitError
 from kit.lab.engines.processes import ENGINES, OURS, PEER, Process
 from kit.lab.measuring import state
+from kit.lab.measuring.conditions import build
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.measuring.machine import library_version, machine_id
 from kit.lab.predicting.losses import format_kl
-from kit.system.files import replacing
+from kit.system.files import write_whole
 from kit.units import format_bytes, format_seconds
 
 _COLUMNS = "imports|load|first|prefill|speed|samples|others|resident|beyond imports|mapped|agree|kl|kl_error|same|reason".split(
@@ -122,8 +123,9 @@ def _lost(path, names, tokens: int, environment) -> dict[str, dict[str, float]]:
 
 
 def version(name: str) -> str:
-    """Which build of llama.cpp an engine is: the wheel's version, or the library that the environment names."""
-    return os.environ.get("LLAMA_CPP") or library_version("xllamacpp") or ""
+    """Which build of llama.cpp an engine is: the wheel's version, or the library that the environment names and its build."""
+    named = os.environ.get("LLAMA_CPP")
+    return f"{named}, build {build(Path(named))}" if named else library_version("xllamacpp") or ""
 
 
 def logits_of(name, path, ids, alone: bool, environment=None, **options) -> np.ndarray:
@@ -149,13 +151,11 @@ def of_run(lab, path) -> pd.DataFrame:
     with kit.open(path) as file:
         key = {"file": Path(path).name, "digest": measurements.digest_of(file), "settings": measurements.settings()}
     key["machine"] = machine_id()
-    kept = lab.out / "peers.json"
-    told = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    told = measurements.peers(lab.out)
     if not key.items() <= told.items() or told["by"] == lab.notebook:
         rows = compare_file(path, text=bool(lab.model)).to_dict("index")
         told = key | {"by": lab.notebook, "engines": rows}
-        with replacing(kept) as out:
-            out.write(json.dumps(told, indent=1).encode() + b"\n")
+        write_whole(lab.out / measurements.PEERS, json.dumps(told, indent=1) + "\n")
         note(rows, key["digest"], lab.notebook, measurements.of_run(lab.out))
     return beside(pd.DataFrame.from_dict(told["engines"], "index"))
 

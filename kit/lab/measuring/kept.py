@@ -60,7 +60,8 @@ def take(name: str, arguments: object, measure: Callable[[], object]):
     _calls[key] += 1
     kept = Path(folder, f"{key}-{_calls[key]}.pickle")
     if kept.exists():
-        return pickle.loads(kept.read_bytes())  # of this run, by this user: the folder is private
+        with suppress(EOFError, pickle.UnpicklingError):  # a process that was killed while it wrote
+            return pickle.loads(kept.read_bytes())  # of this run, by this user: the folder is private
     _inside = True
     try:
         value = measure()
@@ -121,7 +122,8 @@ def _(value):
 
 @told.register
 def _(value: GGUFFile):  # or a part of one
-    return [*map(str, value.paths)], hashlib.sha256(repr([*value.tensors.values()]).encode()).hexdigest()
+    facts = [*value.tensors.values()], sorted(map(repr, value.metadata.items()))
+    return [*map(str, value.paths)], hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 @told.register

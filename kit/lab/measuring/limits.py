@@ -1,8 +1,7 @@
 """The limits of this machine: as measured now, and the best that quiet measurements have shown before."""
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,9 +52,8 @@ def best(measured: Machine, others: float = 0.0) -> KnownLimits:
 
 def of_run(folder: Path, by: str) -> KnownLimits:
     """A run's machine (measuring.machine.of_run) with the best bandwidth that is known of it, which the run then keeps."""
-    path = Path(folder) / "environment.json"
-    fresh = not path.exists()
+    fresh = not (Path(folder) / machine.ENVIRONMENT).exists()
     limits = known(lambda: machine.of_run(folder), by) if fresh else best(machine.of_run(folder))
-    if limits.at and path.exists():
-        path.write_text(json.dumps(asdict(limits.machine), indent=1) + "\n", encoding="utf-8")
+    if limits.at:
+        machine.keep(folder, limits.machine)
     return limits

@@ -4,6 +4,7 @@ import hashlib
 import json
 import platform
 import subprocess
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -13,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from kit.errors import library
-from kit.lab.measuring import state
+from kit.errors import KitWarning, library
+from kit.lab.measuring import sound, state
 from kit.system import cpu_facts, cpu_name, last_level_cache, memory_available, memory_limit, usable_cores
-from kit.system.files import read_yaml
+from kit.system.files import read_yaml, write_whole
 from kit.system.paths import ROOT, data_file
 
+ENVIRONMENT = "environment.json"  # in the folder of a run
 _ROW = 4096  # weights of a row of what is probed
 LIBRARIES = ("gguf-kit", "numpy", "torch", "numba", "llvmlite", "pandas", "matplotlib", "gguf", "papermill", "triton")
 _WIDEST = {"amx-int8": "amx", "avx512vnni": "avx512", "avx512f": "avx512", "avx2": "avx2", "neon": "neon"}  # -> word of an id
@@ -72,21 +74,33 @@ def of_run(folder: Path | None) -> Machine:
     When memory is now much faster than in the file, measurements would exceed its bounds: it is measured anew, and of each
     limit the best is kept. `kit reproduce` then runs the pages again that rest on a lower one.
     """
-    path = Path(folder) / "environment.json" if folder else None
-    known = read(path) if path and path.exists() else None
+    known = kept(folder) if folder else None
     known = known if known and known.id == machine_id() else None
     if known and (state.in_caches() or state.probe_state().read_gbps < state.NEAR * known.read_gbps):
         return known
     machine = known.best(probe()) if known else probe()
-    if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(machine), indent=1) + "\n", encoding="utf-8")
+    if folder:
+        keep(folder, machine)
     return machine
 
 
-def read(path: Path) -> Machine:
-    """The machine of an environment.json."""
-    return Machine(**json.loads(path.read_text(encoding="utf-8")))
+def keep(folder: Path, machine: Machine) -> None:
+    """Write the environment.json of a run."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    write_whole(Path(folder) / ENVIRONMENT, json.dumps(asdict(machine), indent=1) + "\n")
+
+
+def kept(folder: Path) -> Machine | None:
+    """The machine of a run's environment.json. None where there is none; with a warning, where it is damaged: it is measured
+    again then."""
+    path = Path(folder) / ENVIRONMENT
+    if not path.exists():
+        return None
+    try:
+        return sound.row_of(Machine, sound.read_json(path))
+    except ValueError as error:
+        warnings.warn(f"{path} does not describe a machine ({error}): it is measured again", KitWarning, stacklevel=2)
+        return None
 
 
 def probe(leave_out: Iterable[str] = ()) -> Machine:

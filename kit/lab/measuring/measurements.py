@@ -16,29 +16,32 @@ Three other files of a run hold measured numbers, because they hold what is no r
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from kit.lab.measuring.machine import library_version, machine_id
+from kit.gguf.metadata import MetadataArray
+from kit.lab.measuring import sound
+from kit.lab.measuring.conditions import settings as settings
+from kit.lab.measuring.machine import machine_id
 from kit.lab.measuring.measure import interval_of
 from kit.lab.measuring.state import BUSY, NEAR
-from kit.system import usable_cores
-from kit.system.paths import PACKAGE, measurements_folder
+from kit.system.paths import measurements_folder
 from kit.units import format_quantity
 
 NAME = "measurements.ndjson"  # not .jsonl, which are the records of notebooks
+PEERS = "peers.json"
 READ = "reading memory that kit made, more than the caches hold"  # GB/s: the way of a probe of the machine, of no file
 QUALITY = "quality, "  # nats from float32: the ways of kit.lab.predicting.quality begin so, and end with what was rounded
 _SAMPLE = 4096  # bytes of each end of a tensor that are part of a file's digest
-_CODE = ("cache", "codec", "cpu", "gguf", "model", "quants")  # what computes; other code changes no speed
+_RATES = ("s", "GB/s")  # units of which no value is 0
 
 
 @dataclass(frozen=True)
@@ -107,19 +110,36 @@ class Readings:
         self.path = Path(path)
 
     def __iter__(self) -> Iterator[Reading]:
-        """Every measurement, the oldest first; lines of another version or a crash are left out."""
+        """Every measurement, the oldest first; what is none is left out (``left_out``)."""
+        return (row for row in self._rows() if row)
+
+    @property
+    def left_out(self) -> int:
+        """Lines that are no measurement: of another version, of a crash, or edited."""
+        return sum(row is None for row in self._rows())
+
+    def _rows(self) -> Iterator[Reading | None]:
+        """A Reading of each line, None for one that is none: line by line, so that one bad byte costs one line."""
+        data = b""
         with suppress(OSError):
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                with suppress(ValueError, TypeError, KeyError):
-                    row = json.loads(line)
-                    yield Reading(**row | {"samples": tuple(map(float, row["samples"]))})
+            data = self.path.read_bytes()
+        for line in data.split(b"\n"):
+            if line.strip():
+                try:
+                    yield _checked(sound.row_of(Reading, json.loads(line.decode("utf-8"))))
+                except (ValueError, RecursionError):
+                    yield None
 
     def add(self, reading: Reading) -> Reading:
-        """Append it, in one write, so that two processes may; returns it."""
+        """Append it, in one write, so that two processes may; returns it. It begins a line of its own after one that a crash
+        tore."""
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab", buffering=0) as out:
-                out.write(json.dumps(asdict(reading)).encode() + b"\n")
+            with self.path.open("a+b", buffering=0) as out:
+                size = out.seek(0, os.SEEK_END)
+                out.seek(max(0, size - 1))
+                torn = size and out.read(1) != b"\n"
+                out.write(b"\n" * bool(torn) + json.dumps(asdict(reading)).encode() + b"\n")
         return reading
 
     def known(self, way: str, file: str, settings: str = "", unit: str = "s", busy: bool = False) -> Reading | None:
@@ -146,6 +166,22 @@ def of_run(folder: Path) -> Readings:
     return Readings(Path(folder) / NAME)
 
 
+def peers(folder: Path) -> dict:
+    """The engines' table of a run and its key; {} where the run has none, or its file is damaged."""
+    told = sound.read_json(Path(folder) / PEERS)
+    engines = told.get("engines") if isinstance(told, dict) else None
+    rows = engines.values() if isinstance(engines, dict) else [None]
+    return {"by": "", **told} if all(isinstance(row, dict) and _row_of_peers(row) for row in rows) else {}
+
+
+def _row_of_peers(row: dict) -> bool:
+    """Whether an engine's numbers are numbers; NaN is what an engine that could not run has."""
+    numbers = [value for name, value in row.items() if name not in ("reason", "samples")]
+    samples = row.get("samples", math.nan)
+    sampled = all(sound.number(each) and each > 0 for each in samples) if isinstance(samples, list) else True
+    return sampled and all(value is None or type(value) in (int, float) for value in numbers)
+
+
 def note(store: Readings, reading: Reading) -> None:
     """Add a reading to a store and to the shared one."""
     for each in {each.path: each for each in (store, shared())}.values():
@@ -169,22 +205,22 @@ def said(earlier: Reading, later: Reading) -> str:
     )
 
 
+def _checked(row: Reading) -> Reading:
+    """A Reading whose numbers can be what it says; ValueError otherwise."""
+    datetime.fromisoformat(row.at)
+    if not row.samples or row.others < 0 or (row.unit in _RATES and min(row.samples) <= 0):
+        raise ValueError(f"{row.way}: samples {row.samples}")
+    return row
+
+
 def digest_of(file) -> str:
-    """A digest of an open file by its table of tensors and both ends of each: milliseconds, whatever its size."""
-    digest = hashlib.sha256(file.architecture.encode())
+    """A digest of an open file by its metadata, its byte order, its table of tensors and both ends of each: milliseconds,
+    whatever its size. The metadata says how many experts a token uses, among others."""
+    digest = hashlib.sha256(repr((file.architecture, getattr(file, "byteorder", ""))).encode())
+    for key, value in sorted(getattr(file, "metadata", {}).items()):
+        digest.update(repr((key, value)).encode() + (value.raw() if isinstance(value, MetadataArray) else b""))
     for name, info in file.tensors.items():
         data = np.ascontiguousarray(file.blocks(name)).reshape(-1) if info.is_known else np.empty(0, np.uint8)
         digest.update(repr((name, info.qtype, info.shape)).encode())
         digest.update(data[:_SAMPLE].tobytes() + data[-_SAMPLE:].tobytes())
     return digest.hexdigest()[:16]
-
-
-@cache
-def settings() -> str:
-    """What a speed depends on beside the way, the file and the machine: the code that computes, cores, vectors, libraries."""
-    code = hashlib.sha256()
-    for source in sorted(path for part in _CODE for path in (PACKAGE / part).rglob("*.py")):
-        code.update(source.read_bytes())
-    parts = {"code": code.hexdigest()[:12], "cores": usable_cores(), "vectors": os.environ.get("KIT_SIMD", "auto")}
-    parts |= {name: library_version(name) for name in ("numba", "torch", "xllamacpp")}
-    return " ".join(f"{name}={value}" for name, value in parts.items() if value)

@@ -30,6 +30,9 @@ class LogitSource(NamedTuple):
     most: int | None = None
 
 
+COLUMNS = frozenset(("perplexity", "perplexity_error", "ratio", "ratio_error", "kl", "kl_error", "same", "tokens"))
+
+
 def recorded(logits) -> LogitSource:
     """A LogitSource of logits (tokens, vocabulary) that were computed before."""
     at = iter(range(len(logits)))

@@ -12,6 +12,8 @@ from kit.codec.codings import quantize
 from kit.cpu.linear import FEWEST
 from kit.errors import ModelError, library
 from kit.lab.compressor import matrices_of
+from kit.lab.measuring import conditions
+from kit.lab.measuring.machine import machine_id
 from kit.lab.measuring.measurements import QUALITY, Reading, digest_of, shared
 from kit.lab.predicting import divergence
 from kit.lab.predicting.divergence import LogitSource
@@ -137,7 +139,8 @@ def kept(file) -> dict[str, dict[str, float]]:
 
 
 def _known(digest: str) -> dict[str, dict[str, float]]:
-    return {row.way.removeprefix(QUALITY): row.row for row in shared() if row.file == digest and row.way.startswith(QUALITY)}
+    rows = (row for row in shared() if row.file == digest and row.way.startswith(QUALITY))
+    return {row.way.removeprefix(QUALITY): row.row for row in rows if row.row.keys() >= divergence.COLUMNS}
 
 
 def from_blocks(file, tokens: int, linear: str = "fused") -> LogitSource:
@@ -178,8 +181,10 @@ def with_errors(table):
 
 
 def _digest(file, config, window) -> str:
-    """A digest of what the figures depend on: hyperparameters, samples of every tensor, tokens, code."""
-    digest = hashlib.sha256(repr((torch.__version__, config, window, digest_of(file))).encode())
+    """A digest of what the figures depend on: hyperparameters, samples of every tensor, tokens, code, and how this machine adds
+    up: its vectors, threads and libraries."""
+    how = machine_id(), sorted(conditions.computing().items())
+    digest = hashlib.sha256(repr((torch.__version__, config, window, digest_of(file), how)).encode())
     for source in sorted(path for pattern in _CODE for path in PACKAGE.glob(pattern)):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,8 +1,8 @@
 """The page of one notebook: its answer first, then text, code, figures and tables, records at the end."""
 
-import json
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from nbconvert.preprocessors.coalescestreams import CoalesceStreamsPreprocessor
 
 from kit.lab.claims import evidence, records
 from kit.lab.claims import table as claims
-from kit.lab.measuring import state
+from kit.lab.measuring import machine, state
 from kit.lab.report import content, theme
 from kit.lab.report.checklist import checklist, command_line
 from kit.lab.report.run import Run, read_notebook
@@ -77,8 +77,8 @@ def records_uri(run: Run, names: Iterable[str]) -> str:
 
 def environment(folder: Path) -> dict | None:
     """The machine of a run, as in its environment.json; None before it has been measured."""
-    path = folder / "environment.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    known = machine.kept(folder)
+    return asdict(known) if known else None
 
 
 def cells_of(path: Path) -> list[dict]:

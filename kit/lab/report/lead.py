@@ -4,13 +4,13 @@ Every number is one measurement: the engines' of ``peers.json``, which ran the s
 machine that was busy meanwhile gives no comparison, and the page says so.
 """
 
-import json
 import math
 import shlex
 from dataclasses import dataclass
 from statistics import median
 
 from kit.lab.claims.records import Record
+from kit.lab.measuring import measurements
 from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.losses import format_kl
 from kit.lab.prompts import PROMPT
@@ -112,9 +112,9 @@ def leads(run: Run, rows: list[Record]) -> list[Lead]:
 
 
 def _of_file(run: Run, rows: list[Record]) -> Lead | None:
-    path = run.folder / "peers.json"
-    peers = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"engines": {}}
-    ran = {name: row for name, row in peers["engines"].items() if row.get("speed", math.nan) > 0}  # nan: it could not run
+    peers = measurements.peers(run.folder)
+    engines = peers.get("engines", {})
+    ran = {name: row for name, row in engines.items() if row.get("speed", math.nan) > 0}  # nan: it could not run
     notebook = peers.get("by") or next((name for name in MEASURED_IN if any(row.notebook == name for row in rows)), "")
     own = [row for row in rows if row.notebook in MEASURED_IN and row.status == "ok" and row.median]
     measured = {name: samples_of(row) for name, row in ran.items()}

@@ -11,6 +11,8 @@ from kit.errors import ReportError
 from kit.gguf.foreign import check_blocks, check_language_model
 from kit.lab.claims import records
 from kit.lab.measuring import machine
+from kit.lab.measuring.conditions import computing
+from kit.lab.measuring.measurements import digest_of
 from kit.lab.report import parameters, sources
 from kit.lab.report.run import OF_RUN, NotebookOutcome, Request, Run, newest, now, read_notebook
 from kit.lab.report.runner import Outcome, execute
@@ -50,7 +52,7 @@ def plan(request: Request, notebooks: Path, tables: Iterable[Path] = ()) -> list
     known = {name: parameters.read(cells[name], path.name) for name, path in places.items()}
     values = parameters.assign(known, request.texts)
     given = {"profile": request.profile, "model": request.model, "out": ".", "device": request.device}
-    model, jobs, inside = _stamp(request.model), [], [table.read_bytes() for table in tables]
+    model, jobs, inside = [*_stamp(request.model), *sorted(computing().items())], [], [table.read_bytes() for table in tables]
     for name, path in places.items():
         injected = {key: value for key, value in given.items() if key in known[name]} | values[name]
         code = [cell.source for cell in cells[name] if cell.cell_type == "code"]
@@ -71,11 +73,12 @@ def _headings(cells) -> Iterator[str]:
 
 
 def _stamp(model: str) -> list[tuple]:
-    """Size and time of the parts of a user's model: what is kept of a run holds for that file."""
+    """A digest of a user's model, with size and time of its parts: what is kept of a run holds for that file."""
     if not model:
         return []
     with kit.open(model) as file:
-        return [(path.stat().st_size, path.stat().st_mtime_ns) for path in map(Path, file.paths) if path.exists()]
+        parts = [(path.stat().st_size, path.stat().st_mtime_ns) for path in map(Path, file.paths) if path.exists()]
+        return [*parts, (digest_of(file),)]
 
 
 def pending(run: Run, jobs: list[Job]) -> list[Job]:

@@ -14,7 +14,6 @@ from kit.lab.report.lead import WAYS, samples_of
 from kit.lab.report.run import Run
 
 _OF_WAYS = "a token, "  # the quantity of a way in records
-PEERS = "peers.json"
 HERE = {"device": "cpu", "model": "", "mixture": "", "limit": ""}  # parameters of a record that tell what it is of
 
 
@@ -30,15 +29,13 @@ def values(run: Run, rows: Iterable[Record]) -> Iterator[Reading]:
                 name, unit, samples = KEPT.quantity, "s", tuple(1 / rate for rate in samples)
             by = row.notebook + BY_QUANTS * row.quantity.endswith(BY_QUANTS)
             yield Reading(name, model, samples, unit, of, busy, by, run.machine_id)
-    kept = run.folder / PEERS
-    if not kept.exists():
+    if not (told := measurements.peers(run.folder)):
         return
-    told = json.loads(kept.read_text(encoding="utf-8"))
     model, of = str(run.request.model), json.dumps([given for name, given in HERE.items() if name != "model"])
     for name, row in told["engines"].items():
         if row.get("speed", 0) > 0:
             way = WAYS.get(name, _OF_WAYS + name)
-            yield Reading(way, model, samples_of(row), "s", of, row.get("others") or 0.0, PEERS, run.machine_id)
+            yield Reading(way, model, samples_of(row), "s", of, row.get("others") or 0.0, measurements.PEERS, run.machine_id)
     latest = {row.way: row for row in measurements.of_run(run.folder) if row.file == told.get("digest") and row.unit == "s"}
     for way, row in latest.items():
         name = WAYS["kit"] if way == BLOCKS.label else _OF_WAYS + way

@@ -16,11 +16,11 @@ import kit
 from kit.errors import ReportError
 from kit.lab.claims import gates, records
 from kit.lab.claims.book import STATE, anchored
-from kit.lab.measuring import machine, measurements
+from kit.lab.measuring import machine, measurements, sound
 from kit.lab.report.runner import Outcome
-from kit.system.files import replacing, sole_writer
+from kit.system.files import sole_writer, write_whole
 
-OF_RUN = ("environment.json", "peers.json", measurements.NAME)  # measured once, for all notebooks
+OF_RUN = (machine.ENVIRONMENT, measurements.PEERS, measurements.NAME)  # measured once, for all notebooks
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Run:
     @property
     def read_gbps(self) -> float | None:
         """The best that memory was read at in this run so far; None before it was measured."""
-        path = self.folder / "environment.json"
-        return machine.read(path).read_gbps if path.exists() else None
+        known = machine.kept(self.folder)
+        return known.read_gbps if known else None
 
     @property
     def outdated(self) -> set[str]:
@@ -115,10 +115,11 @@ def load(folder: Path) -> Run:
         state = json.loads(path.read_text(encoding="utf-8"))
         del state["schema_version"]
         request = state.pop("request")
-        lists = {name: tuple(request[name]) for name in ("only", "texts")}
-        state["request"] = Request(**request | lists)  # a run from before there was a device has none
-        state["notebooks"] = {name: NotebookOutcome(**row) for name, row in state["notebooks"].items()}
-        return Run(folder=Path(folder), **state)
+        state["request"] = sound.row_of(Request, request)  # a run from before there was a device has none
+        state["notebooks"] = {name: sound.row_of(NotebookOutcome, row) for name, row in state["notebooks"].items()}
+        rest = {name: value for name, value in state.items() if name not in ("request", "notebooks")}
+        checked = sound.row_of(Run, rest | {"folder": str(folder), "request": state["request"]})
+        return replace(checked, notebooks=state["notebooks"])
     except FileNotFoundError:
         raise ReportError(f"{folder} holds no run: {STATE} is missing") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -182,8 +183,7 @@ def read_notebook(path: Path):
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace ``path`` in one step, or leave it as it was; ReportError says why (no rights, full disk) and what to do."""
-    with replacing(path, error=ReportError, remedy="; free some space or name another folder") as file:
-        file.write(text.encode())
+    write_whole(path, text)
 
 
 def now() -> str:
