@@ -401,10 +401,20 @@ def test_a_reader_changes_a_number_and_reads_another_sentence(name, ran, tmp_pat
 
 @NAMES
 def test_cells_are_short_and_the_notebook_is(name):
-    sources = [cell.source for cell in cells.read(name).cells if cell.cell_type == "code"]
+    """Imports do not count: one a room, as many as a page takes."""
+    code = [cell.source for cell in cells.read(name).cells if cell.cell_type == "code"]
+    sources = [re.sub(r"(?m)^(?:from|import) [^(\n]*(?:\([^)]*\))?.*\n", "", source) for source in code]
     assert [source for source in sources if len(source.splitlines()) > 20] == []
     lines = [line for source in sources for line in source.splitlines() if line.strip()]
     assert len(lines) <= 200
+
+
+@NAMES
+def test_a_page_opens_the_code_of_mechanisms_alone(name):
+    """Cells tagged ``mechanism``, which a page shows open: one idea in at most 12 lines. A page folds every other cell."""
+    shown = [cell.source for cell in cells.read(name).cells if "mechanism" in cell.metadata.get("tags", [])]
+    assert all(len(source.splitlines()) <= 12 for source in shown)
+    assert shown or name in ("08_claims", "09_your_model"), "these two show results of other pages' mechanisms"
 
 
 SHOWN = ("lab.say", "lab.answer", "lab.advise", "lab.verdicts", "shown", "tables.shown", "folded", "evidence.beside")

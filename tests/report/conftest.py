@@ -28,6 +28,9 @@ SESSION = "import kit\nlab = kit.Session('{name}', profile=profile, model=model,
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
+TAGS = {"lab.answer": "answer", "import pandas as pd\nhostile": "mechanism"}  # how a cell begins -> its tag
+
+
 class Folder:
     """A folder of notebooks: ``add`` takes cells, those that start with ``#md`` being markdown."""
 
@@ -38,7 +41,7 @@ class Folder:
     def add(self, name: str, *cells: str, parameters: str = PARAMETERS) -> Path:
         made = [v4.new_code_cell(parameters, metadata={"tags": ["parameters"]})]
         for cell in cells:
-            tags = {"tags": ["answer"]} if cell.startswith("lab.answer") else {}
+            tags = {"tags": [tag for start, tag in TAGS.items() if cell.startswith(start)]}
             made.append(v4.new_markdown_cell(cell[4:]) if cell.startswith("#md ") else v4.new_code_cell(cell, metadata=tags))
         path = self.path / f"{name}.ipynb"
         nbformat.write(v4.new_notebook(cells=made), path)

@@ -110,14 +110,16 @@ def test_a_figure_enlarges_and_closes(visit):
     page.keyboard.press("Escape")
     assert not page.locator("dialog").is_visible()
     page.set_viewport_size({"width": 390, "height": 800})
+    assert page.locator("figure img").bounding_box()["width"] <= 390, "the whole figure fits a phone"
     page.locator("figure button").click()
     assert page.locator("dialog img").bounding_box()["width"] > 800, "on a phone it grows, and the dialog scrolls"
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_code_that_teaches_is_open_and_parameters_are_folded_but_there(visit):
+def test_code_of_a_mechanism_is_open_and_other_code_is_folded_but_there(visit):
     page = visit("01_first_token")
-    assert page.locator("details.code .highlight").nth(2).is_visible()
+    assert page.locator("details.code .highlight:visible").count() == 1
+    assert "pd.DataFrame" in page.locator("details.code .highlight:visible").inner_text()
     code = page.locator("details.code .highlight").first
     assert not code.is_visible()
     page.get_by_role("button", name="Show all code").click()

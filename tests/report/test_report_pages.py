@@ -209,6 +209,13 @@ def test_the_answer_stands_under_the_title(finished):
     assert text.count("<h1") == 1
 
 
+def test_the_picture_is_under_the_answer_and_nowhere_else(finished):
+    text = (finished / "01_first_token.html").read_text()
+    answer, figure, question = (text.index(part) for part in ('class="answer"', "<figure>", "How long?"))
+    assert answer < figure < question
+    assert text.count("<figure>") == 1 and "This figure</a> opens the page" in text
+
+
 def test_control_characters_never_reach_a_page(finished, tmp_path):
     assert content.terminal("a\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b b\x08") == "a\x1b[31mred\x1b[0m ]0;title  b"
     assert content.clean("<b>\x1b\x00x</b>") == "<b>x</b>"

@@ -1,4 +1,4 @@
-"""The page of one notebook: its answer first, then text, code, figures and tables, records at the end."""
+"""The page of one notebook: its answer and picture first, then text, code, figures and tables, records at the end."""
 
 import re
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from kit.lab.report.run import Run, read_notebook
 _MARKERS = {"papermill-error-cell-tag"}  # cells that papermill adds around a failure
 _HIDDEN = {"remove-cell"}  # of use in JupyterLab only, as Jupyter Book names it
 ANSWER = "answer"  # tag of the cell whose text opens the page
-_FOLDED = {"plumbing", "verdict", "parameters", "injected-parameters", ANSWER}  # code that a page folds away, by its tags
+MECHANISM = "mechanism"  # tag of a cell whose code is the point: a page folds all other code away
 _joined = CoalesceStreamsPreprocessor().preprocess_cell  # pieces of one stream
 _TITLE = re.compile(r"<h1\b[^>]*>.*?</h1>", re.DOTALL)
 
@@ -37,6 +37,7 @@ def write(run: Run, name: str) -> Path:
         name=name,
         title=headings[0][2] if headings else name,
         answer=answer(cells),
+        picture=picture(cells),
         cells=cells,
         headings=headings,
         state=run.notebooks.get(name),
@@ -101,7 +102,7 @@ def cells_of(path: Path) -> list[dict]:
                 "lines": len(cell.source.splitlines()), "body": content.code(cell.source), "tags": tags,
                 "seconds": cell.metadata.get("papermill", {}).get("duration"),
                 "outputs": [content.output(item) for item in _joined(cell, {}, number)[0].outputs],
-                "answers": ANSWER in tags, "open": not _FOLDED & set(tags), "drawn": "lab.picture(" in cell.source,
+                "answers": ANSWER in tags, "open": MECHANISM in tags, "drawn": "lab.picture(" in cell.source,
                 "verdicts": "lab.verdicts()" in cell.source,  # the page has a fuller table of them
             }  # fmt: skip
         cells.append(shown)
@@ -123,7 +124,6 @@ def summary(cells: list[dict]) -> str:
     return ""
 
 
-def picture(cells: list[dict]) -> str | None:
-    """The first image of the cell that calls ``lab.picture``, as a data URI."""
-    images = (output["body"] for cell in cells if cell.get("drawn") for output in cell["outputs"] if output["kind"] == "image")
-    return next(images, None)
+def picture(cells: list[dict]) -> dict | None:
+    """The output with the first image of the cell that calls ``lab.picture``: ``body``, a data URI, and ``alt``."""
+    return next((one for cell in cells if cell.get("drawn") for one in cell["outputs"] if one["kind"] == "image"), None)

@@ -21,6 +21,7 @@ ANSWERED = {  # the claims that a reader comes for, and what each asks
     "five-tokens": "Can five tokens go from 8 hours to 35 seconds?",
 }
 TO_DO = "07_memory_frontier"  # its answer is what to do
+FIRST_CARD = "09_your_model"
 
 
 def write(run: Run, running: bool = False) -> Path:
@@ -36,8 +37,9 @@ def write(run: Run, running: bool = False) -> Path:
         "index.html.j2",
         run=run,
         running=running,
+        title=title(run),
         environment=html.environment(run.folder),
-        cards=[card(run, name, cells[name]) for name in run.planned],
+        cards=[card(run, name, cells[name]) for name in sorted(run.planned, key=lambda name: name != FIRST_CARD)],
         pages={name for name in run.planned if (run.folder / f"{name}.html").exists()},
         failed=run.failed,
         unfinished=[name for name in run.planned if name not in run.notebooks],
@@ -55,6 +57,13 @@ def write(run: Run, running: bool = False) -> Path:
         records_uri=html.records_uri(run, run.planned),
         checklist=checklist(run, rows, run.planned),
     )
+
+
+def title(run: Run) -> str:
+    """What was measured on what: the model's name, or the profile of generated ones, and the processor."""
+    model = str(run.request.model or "").rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    machine = html.environment(run.folder)
+    return " on ".join([model or f"Generated models ({run.request.profile})", *([machine["cpu"]] if machine else [])])
 
 
 def wrong(run: Run, rows: list[Record]) -> list[tuple[str, str, str]]:
@@ -122,12 +131,12 @@ def card(run: Run, name: str, cells: list[dict]) -> dict:
     """What the front page shows of one notebook; of a run without its .png files, the figure at its full size."""
     state = run.notebooks.get(name)
     headings = [text for cell in cells for _, _, text in cell["headings"]]
-    picture = run.folder / f"{name}.png"
+    small, full = run.folder / f"{name}.png", html.picture(cells)
     return {
         "name": name,
         "title": headings[0] if headings else name,
         "summary": html.summary(cells),
         "status": state.status if state else "not run",
         "kept": state.kept if state else "",
-        "thumbnail": content.data_uri(picture.read_bytes(), "image/png") if picture.exists() else html.picture(cells),
+        "thumbnail": content.data_uri(small.read_bytes(), "image/png") if small.exists() else full and full["body"],
     }
