@@ -1,0 +1,127 @@
+"""The answer as one table: the limit of these minutes, the engines and kit's ways, each with its share of it and its quality.
+
+A row is plain data (``Row``); what is printed, pasted and drawn comes from the same rows: ``text``, ``markdown``, ``picture``.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kit.lab import figures
+
+MOST = 7  # rows: more is no answer
+NEAR = 0.85  # of the limit: what is above it gains little by other software
+
+
+class Row(NamedTuple):
+    """One way to run the file. ``kind``: "limit", "kit", "peer" (llama.cpp, where nobody named an engine) or "yours".
+
+    ``speed``, ``low``, ``high``: tokens per second and its 95 % interval, None where it is not known; ``of_limit``: share of
+    the limit of the same minutes; ``same``: how often its most probable next token is that of float32; ``option``: chooses it.
+    """
+
+    name: str
+    kind: str
+    speed: float
+    low: float | None = None
+    high: float | None = None
+    of_limit: float | None = None
+    same: float | None = None
+    option: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Half of the interval."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    @property
+    def told(self) -> str:
+        """The speed with its error: "30.7 ± 0.8"."""
+        error = "" if self.error is None else f" ± {self.error:.{1 if self.error < 9.95 else 0}f}"
+        return f"{self.speed:.3g}{error}" if self.speed < 1000 else f"{self.speed:,.0f}{error}"
+
+
+HEADS = ("", "tokens/s", "of the limit", "same next token")  # as float32
+
+
+def ordered(rows: Sequence[Row]) -> list[Row]:
+    """The limit first, then the user's engine, then the fastest first; at most MOST."""
+    place = {"limit": 0, "yours": 1}
+    return sorted(rows, key=lambda row: (place.get(row.kind, 2), -row.speed))[:MOST]
+
+
+def _cells(row: Row) -> tuple[str, str, str, str]:
+    share = "" if row.of_limit is None else f"{row.of_limit:.0%}"
+    # 99.96 % is not all of them
+    same = "" if row.same is None else "100%" if row.same == 1 else f"{min(row.same, 0.999):.1%}"
+    return f"{row.name}  {row.option}".rstrip(), row.told, share, same
+
+
+def text(rows: Sequence[Row], width: int = 80) -> str:
+    """The table in lines of at most ``width`` columns: where it is narrow without options, then without quality."""
+    for trim in (lambda row: row, lambda row: row._replace(option=""), lambda row: row._replace(option="", same=None)):
+        kept = [trim(row) for row in ordered(rows)]
+        lines = [HEADS, *map(_cells, kept)]
+        if all(row.same is None for row in kept):
+            lines = [line[:3] for line in lines]
+        wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        right = [[cell.rjust(n) for cell, n in zip(line, wide, strict=True)][1:] for line in lines]
+        told = ["  ".join([line[0].ljust(wide[0]), *cells]).rstrip() for line, cells in zip(lines, right, strict=True)]
+        if max(map(len, told)) <= width:
+            break
+    return "\n".join(told)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table for an issue or a README."""
+    lines = [("way", *HEADS[1:]), ("---", "---:", "---:", "---:"), *(_cells(row) for row in ordered(rows))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def apart(one: Row, other: Row) -> bool:
+    """Whether two speeds differ for sure: both intervals are known and do not touch."""
+    known = None not in (one.low, one.high, other.low, other.high)
+    return known and (one.low > other.high or other.low > one.high)
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """What the table says, in one line: its title."""
+    engines = [row for row in ordered(rows) if row.kind in ("yours", "peer")]
+    own = [row for row in rows if row.kind == "kit"]
+    shown = engines[0] if engines else max(own, key=lambda row: row.speed, default=None)
+    if shown is None or shown.of_limit is None:
+        return ""
+    if shown.of_limit >= NEAR:
+        return f"{shown.name} is at {shown.of_limit:.0%} of what memory gives: only fewer bits or faster memory help"
+    return f"{shown.name} is at {shown.of_limit:.0%} of what memory gives: it could be {1 / shown.of_limit:.1f} times as fast"
+
+
+def picture(rows: Sequence[Row], about: str):
+    """A bar a row on a linear axis with its number inside, the limit as a line, the result as the title.
+
+    ``about``: the model and the machine, for the axis.
+    """
+    limit = next((row for row in rows if row.kind == "limit"), None)
+    bars = [row for row in ordered(rows) if row.kind != "limit"]
+    figure, axes = figures.new(height=0.5 * len(bars) + 1.3)
+    fastest = {max((row for row in bars if row.kind == "kit"), key=lambda row: row.speed, default=None)}
+    for place, row in enumerate(bars):
+        color = "#6b7580" if row.kind != "kit" else figures.BLUE if row in fastest else figures.SKY
+        axes.barh(place, row.speed, height=0.66, color=color)
+        if row.low is not None:
+            axes.plot([row.low, row.high], [place] * 2, color="#222222", linewidth=1.5)
+        share = "" if row.of_limit is None else f" ({row.of_limit:.0%} of the limit)"
+        inside = row.speed > 0.45 * max(each.speed for each in rows)
+        ink = ("black" if color == figures.SKY else "white") if inside else "black"
+        axes.text(0 if inside else row.high or row.speed, place, f" {row.told.partition(' ')[0]} tokens/s{share}", va="center",
+                  color=ink, fontsize=9.5)  # fmt: skip
+    axes.set_yticks(range(len(bars)), [f"kit, {row.name}" if row.kind == "kit" else row.name for row in bars])
+    if limit:
+        axes.axvline(limit.speed, color=figures.VERMILION, linewidth=1.8)
+        axes.text(limit.speed, len(bars) - 0.45, f"limit of memory: {limit.told} ", color=figures.VERMILION, ha="right",
+                  va="top", fontsize=9)  # fmt: skip
+        axes.set_ylim(-0.6, len(bars) - 0.1)
+    figures.rows(axes)
+    axes.grid(visible=False)
+    axes.set_xlim(0, 1.12 * max([row.high or row.speed for row in rows], default=1))
+    axes.set(xlabel=f"tokens per second, {about} (lines: 95% intervals)", title=verdict(rows))
+    return figure

@@ -1,0 +1,68 @@
+"""The answer's table: rows in, lines and a picture out; nothing is measured here."""
+
+import pytest
+
+from kit.lab.explaining import answer_table
+from kit.lab.explaining.answer_table import Row
+
+ROWS = [
+    Row("exact", "kit", 24.3, 23.0, 25.6, 0.72, 1.0),
+    Row("int8", "kit", 30.7, 29.9, 31.5, 0.91, 0.981, "--linear fused-int8"),
+    Row("int16", "kit", 28.2, 26.9, 29.5, 0.84, 0.9996, "--linear fused-int16"),
+    Row("llama.cpp", "peer", 30.4, 29.4, 31.4, 0.905, 0.986),
+    Row("limit of memory", "limit", 33.6, of_limit=1.0),
+]
+
+
+def test_the_limit_is_first_and_the_fastest_next():
+    names = [line.split("  ")[0] for line in answer_table.text(ROWS).splitlines()[1:]]
+    assert names == ["limit of memory", "int8", "llama.cpp", "int16", "exact"]
+    mine = [*ROWS, Row("./llama-bench -t 8", "yours", 11.0)]
+    assert answer_table.ordered(mine)[1].name == "./llama-bench -t 8"
+    assert len(answer_table.ordered(mine * 3)) == answer_table.MOST
+
+
+def test_a_row_has_its_error_its_share_and_its_quality():
+    line = next(line for line in answer_table.text(ROWS).splitlines() if line.startswith("int16"))
+    assert line.split() == ["int16", "--linear", "fused-int16", "28.2", "±", "1.3", "84%", "99.9%"]
+
+
+@pytest.mark.parametrize("width", [80, 66, 44])
+def test_it_fits_a_narrow_terminal(width):
+    told = answer_table.text(ROWS, width)
+    assert max(map(len, told.splitlines())) <= width
+    assert ("--linear" in told) == (width == 80) and ("99.9%" in told) == (width > 44) and "30.7 ± 0.8" in told
+
+
+def test_quality_that_is_not_known_takes_no_column():
+    told = answer_table.text([row._replace(same=None) for row in ROWS])
+    assert "token " not in told and told.splitlines()[0].split() == ["tokens/s", "of", "the", "limit"]
+
+
+def test_the_verdict_turns_with_the_share():
+    assert answer_table.verdict(ROWS) == "llama.cpp is at 90% of what memory gives: only fewer bits or faster memory help"
+    slow = [row._replace(of_limit=0.4) if row.kind == "peer" else row for row in ROWS]
+    assert answer_table.verdict(slow) == "llama.cpp is at 40% of what memory gives: it could be 2.5 times as fast"
+    assert answer_table.verdict([row for row in ROWS if row.kind == "limit"]) == ""
+
+
+def test_speeds_whose_intervals_touch_are_not_apart():
+    by_name = {row.name: row for row in ROWS}
+    assert not answer_table.apart(by_name["int8"], by_name["llama.cpp"])
+    assert answer_table.apart(by_name["int8"], by_name["exact"])
+    assert not answer_table.apart(by_name["int8"], by_name["limit of memory"])
+
+
+def test_the_picture_is_linear_and_tells_the_result():
+    figure = answer_table.picture(ROWS, "a model on a machine")
+    axes = figure.axes[0]
+    assert axes.get_xscale() == "linear" and axes.get_xlim()[0] == 0
+    assert repr(figure) == answer_table.verdict(ROWS)
+    assert [bar.get_width() for bar in axes.patches] == [30.7, 30.4, 28.2, 24.3]
+    assert any(line.get_xdata()[0] == 33.6 for line in axes.lines)
+
+
+def test_markdown_has_the_same_cells():
+    lines = answer_table.markdown(ROWS).splitlines()
+    assert lines[2] == "| limit of memory | 33.6 | 100% |  |"
+    assert lines[3] == "| int8  --linear fused-int8 | 30.7 ± 0.8 | 91% | 98.1% |"
