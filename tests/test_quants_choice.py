@@ -1,21 +1,26 @@
 """kit quants: files of one model in one table; what is quantized again is what llama.cpp's quantizer and gguf-py make of it."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import cells
 import gguf
 import matplotlib.pyplot as plt
+import model_files
 import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 import kit
 from kit.errors import ModelError, QuantError
+from kit.gguf import sources
 from kit.gguf.formats import FORMATS
 from kit.lab.commands.cli import main
-from kit.lab.engines import llama_cpp, requantize
+from kit.lab.engines import llama_cpp, processes, requantize
 from kit.lab.explaining import quants
 from kit.lab.measuring import measurements
 from kit.lab.predicting.ways import BLOCKS_INT8
@@ -107,6 +112,67 @@ def test_what_is_no_quantization_of_the_model_is_refused(source, tmp_path):
     ):
         done = CliRunner().invoke(main, ["quants", *map(str, given)])
         assert done.exit_code == 2 and says in done.output
+
+
+def test_the_parts_of_a_model_are_one_file_and_two_files_of_one_name_are_two(source, tmp_path, monkeypatch):
+    """The first part's bytes stood for all; two files of one name had one point and one name; one file twice was two rows."""
+    for name, qtype in (("a", "Q8_0"), ("b", "Q4_0")):
+        (tmp_path / name).mkdir()
+        with kit.open(source) as file:
+            requantize.requantize(file, qtype, tmp_path / name / "model.gguf", False)
+    a, b = (tmp_path / name / "model.gguf" for name in "ab")
+    parts = model_files.split(source, tmp_path, 2)
+    link = tmp_path / "link.gguf"
+    link.symlink_to(a)
+    measured = []
+    monkeypatch.setattr(quants, "_losses", lambda files, *_: {(path, way): dict(kl=0.1, kl_error=0.0, same=1.0)
+                                                              for path in files for way in quants.WAYS})  # fmt: skip
+
+    def speeds(paths, *_):
+        keys = [(path, way) for path in paths for way in quants.WAYS]
+        measured.extend(keys)
+        return {key: [9.0 + number] for number, key in enumerate(keys)}, dict.fromkeys(keys, 9), 9.0, 0.0
+
+    monkeypatch.setattr(quants, "_speeds", speeds)
+    table = quants.study([parts[1], a, b, link, parts[0], b.parent / ".." / "b" / b.name], tokens=40, rounds=1, new=4)
+    assert len(measured) == 6
+    assert table.index.unique().tolist() == ["source.gguf", "a/model.gguf", "b/model.gguf"] and len(table) == 6
+    assert table["bytes"].unique().tolist() == [sum(part.stat().st_size for part in parts), a.stat().st_size, b.stat().st_size]
+    _, axes = quants.figure(table)
+    assert len({text.get_text() for text in axes.texts}) == 3
+    quickest = table["speed"].idxmax()
+    assert quickest in quants.advice(table.assign(others=0.0, kl=0.0, best=table["speed"] == table["speed"].max()))
+    assert {row["file"] for row in table.reset_index().to_dict("records")} == set(table.index)
+
+
+@drawn(st.lists(st.sampled_from(["x.gguf", "a/x.gguf", "b/x.gguf", "a/b/x.gguf", "b/b/x.gguf", "y.gguf"]), unique=True))
+def test_names_tell_files_apart(names):
+    told = sources.distinct_names([Path(name) for name in names])
+    assert len(set(told)) == len(names) and all(
+        name.endswith(own.split("/")[-1]) for name, own in zip(names, told, strict=True)
+    )
+
+
+def test_one_file_twice_is_no_comparison(source, tmp_path):
+    parts = model_files.split(source, tmp_path, 2)
+    for given in ([source, source], [*parts], [source, source.parent / "." / source.name]):
+        done = CliRunner().invoke(main, ["quants", *map(str, given)])
+        assert done.exit_code == 2 and "2 names are 1 model: links and parts of one file count once" in done.output
+        with pytest.raises(ModelError, match="is one file"):
+            quants.named(",".join(map(str, given)))
+
+
+def test_an_engine_takes_any_part_of_a_model_and_counts_the_whole_map(source, tmp_path):
+    parts = model_files.split(source, tmp_path, 2)
+    running = processes.Process("kit", parts[1], 64)
+    try:
+        running.ask(load=True)
+        running.ask(begin=[1, 5, 9])
+        whole = running.mapped(parts[1])
+        assert whole == running.mapped(parts[0])
+    finally:
+        running.close()
+    assert whole > max(path.stat().st_size for path in parts)
 
 
 def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(source, tmp_path):

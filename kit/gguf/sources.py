@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kit.errors import GGUFError, nearest
@@ -45,6 +45,32 @@ def model_name(path: str | os.PathLike) -> str:
 def model_bytes(path: Path) -> int:
     """Bytes of a model's file, or of all parts of a split one."""
     return sum(map(os.path.getsize, part_paths(path)))
+
+
+def models(paths: Iterable[Path]) -> list[Path]:
+    """The first part of each model among files, without those that come twice: by another part, a link, another spelling."""
+    first, seen = [], set()
+    for path in paths:
+        path = part_paths(Path(path))[0]
+        facts = path.stat() if path.exists() else None
+        key = (facts.st_dev, facts.st_ino) if facts else os.path.abspath(path)
+        if key not in seen:
+            first.append(path)
+        seen.add(key)
+    return first
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """A name for each model's file, with as many of its folders as tell it from the others."""
+    parts = [(*Path(os.path.abspath(path)).parts[:-1], model_name(path)) for path in paths]
+    counts = [1] * len(parts)
+    while True:
+        names = [tuple(own[-count:]) for own, count in zip(parts, counts, strict=True)]
+        longer = [count + (names.count(name) > 1 and count < len(own))
+                  for own, count, name in zip(parts, counts, names, strict=True)]  # fmt: skip
+        if longer == counts:
+            return ["/".join(name) for name in names]
+        counts = longer
 
 
 def largest_part(path: Path) -> Path:

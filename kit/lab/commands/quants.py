@@ -32,18 +32,24 @@ def command(files, to, tokens, rounds, figure, as_json):
     Exit code: 0 success, 2 error.
     """
     import tempfile
+    import warnings
     from contextlib import nullcontext
     from pathlib import Path
 
     import kit
-    from kit.errors import QuantError
-    from kit.gguf.sources import resolve
+    from kit.errors import KitWarning, QuantError
+    from kit.gguf.sources import model_name, models, resolve
     from kit.lab.engines.requantize import requantize, targets
     from kit.lab.explaining import quants
     from kit.system.paths import models_folder
     from kit.units import finite
 
-    paths = [Path(resolve(name)) for name in files]
+    paths = models(named := [Path(resolve(name)) for name in files])
+    if len(paths) < len(named):
+        told = f"{len(named)} names are {len(paths)} model{'s' * (len(paths) > 1)}: links and parts of one file count once"
+        if len(paths) == 1:
+            raise QuantError(f"{told}; name another quantization, or this one alone to quantize it again")
+        warnings.warn(told, KitWarning, stacklevel=2)
     if to and len(paths) > 1:
         raise click.UsageError("--to needs a single FILE, but you named several")
     known = targets()
@@ -55,7 +61,7 @@ def command(files, to, tokens, rounds, figure, as_json):
     with tempfile.TemporaryDirectory(dir=models_folder()) if alone else nullcontext() as folder:
         if alone:
             with kit.open(paths[0]) as source:
-                stem = paths[0].stem
+                stem = Path(model_name(paths[0])).stem
                 paths += [requantize(source, kind, Path(folder, f"{stem} as {kind}.gguf"), not as_json) for kind in kinds]
         table = quants.study(paths, paths[0] if alone else None, tokens, rounds, progress=not as_json)
         if figure:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import psutil
 import kit
 from kit import system
 from kit.errors import ReportError
+from kit.gguf.sources import part_paths
 from kit.lab.engines import llama_cpp
 
 
@@ -80,7 +82,7 @@ class Process:
     def __init__(self, name, path, context, environment=None, **options):
         if reason := ENGINES[name].missing():
             raise ReportError(f"{name}: {reason}")
-        self.name = name
+        self.name, path = name, part_paths(Path(path))[0]  # llama.cpp takes no other part of a split model
         told = json.dumps([ENGINES[name].home, name, str(path), {"context": context} | options])
         command = [sys.executable, "-c", f"from {__name__} import serve; serve({told!r})"]
         pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop the engine
@@ -122,9 +124,10 @@ class Process:
         return self.process.memory_info().rss
 
     def mapped(self, path) -> int:
-        """Resident bytes of the file through its map; 0 if the system does not report them."""
+        """Resident bytes of the file, or of all parts, through its map; 0 if the system does not report them."""
+        files = {os.path.realpath(part) for part in part_paths(Path(path))}
         maps = self.process.memory_maps() if hasattr(psutil.Process, "memory_maps") else ()
-        return sum(part.rss for part in maps if part.path == os.path.realpath(path))
+        return sum(part.rss for part in maps if part.path in files)
 
     def close(self) -> None:
         """End the process."""

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 import kit
 from kit.errors import ModelError
-from kit.gguf.sources import resolve
+from kit.gguf.sources import distinct_names, model_bytes, model_name, models, resolve
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab import figures
 from kit.lab.engines.processes import Process
@@ -40,15 +40,18 @@ KEY = ["digest", "machine", "settings", "at"]  # of a row's speed, as in kit.lab
 def study(
     paths: Sequence[Path], exact: Path | None = None, tokens: int = 0, rounds: int = 3, new: int = 32, progress: bool = False
 ) -> pd.DataFrame:
-    """One row for each file and way of WAYS, indexed by the file's name.
+    """One row for each model and way of WAYS, indexed by the file's name, with folders where two have one name. A file that is
+    named twice counts once.
 
-    bytes: of the file; bits: per weight. speed: tokens per second, the median of ``samples``, one a round, in which every file
-    and way decodes ``new`` tokens in turn, each in a process of its own. bound: tokens per second at ``gbps``, the most that
-    memory read in any round. kl, kl_error, same: of kit.lab.predicting.divergence, by ``tokens`` of a text (0: as many as take
-    seconds), from the exact products of the file ``exact`` (None: the one with the most bits). memory: resident bytes of the
-    process, file included. others: cores that other processes used. best: no other row is both faster and closer. KEY: what
+    bytes: of the file, or of all parts; bits: per weight. speed: tokens per second, the median of ``samples``, one a round, in
+    which every file and way decodes ``new`` tokens in turn, each in a process of its own. bound: tokens per second at ``gbps``,
+    the most that memory read in any round. kl, kl_error, same: of kit.lab.predicting.divergence, by ``tokens`` of a text (0: as
+    many as take seconds), from the exact products of the file ``exact`` (None: the one with the most bits). memory: resident
+    bytes of the process, file included. others: cores that other processes used. best: no other row is both faster and closer. KEY: what
     the speed is of. ModelError for files that are not of one model.
     """
+    paths = models(paths)
+    exact = exact and models([exact])[0]
     with ExitStack() as stack:
         files = {path: stack.enter_context(kit.open(path)) for path in paths}
         _check_alike(list(files.values()))
@@ -60,11 +63,12 @@ def study(
         keys = {path: (measurements.digest_of(file), *here) for path, file in files.items()}
     speeds, memory, read, others = _speeds(paths, prompt, rounds, new, progress)
     rows = []
+    names = dict(zip(paths, distinct_names(paths), strict=True))
     for path in sorted(paths, key=lambda path: -bits[path]):
         for way in WAYS:
             one, samples = lost[path, way], speeds[path, way]
             rows.append((
-                path.name, path.stat().st_size, bits[path], way, float(np.median(samples)), samples, read * 1e9 / used[path],
+                names[path], model_bytes(path), bits[path], way, float(np.median(samples)), samples, read * 1e9 / used[path],
                 read, one["kl"], one["kl_error"], one["same"], memory[path, way], others, False, *keys[path],
             ))  # fmt: skip
     table = pd.DataFrame(rows, columns=["file", *COLUMNS, *KEY]).set_index("file")
@@ -80,7 +84,12 @@ def named(text: str) -> list[Path]:
     for name in names:
         if name.endswith(".json") and not Path(name).is_file():
             raise ModelError(f"quants: {name} does not exist; write it with `kit quants FILE... --json > {name}`")
-    return [Path(name) if name.endswith(".json") else Path(resolve(name)) for name in names]
+    if not names or names[0].endswith(".json"):
+        return [Path(name) for name in names]
+    paths = models(Path(resolve(name)) for name in names)
+    if len(paths) < 2:
+        raise ModelError(f"quants: {text} is one file; name several with commas, or the .json of `kit quants --json`")
+    return paths
 
 
 def of(paths: Sequence[Path]) -> pd.DataFrame:
@@ -95,7 +104,7 @@ def of_run(paths: Sequence[Path], lab, file) -> pd.DataFrame:
     table, store, digest = of(paths).assign(other=""), measurements.of_run(lab.out), measurements.digest_of(file)
     here = digest, measurements.machine_id(), measurements.settings()
     for number, row in enumerate(table.reset_index().itertuples()):
-        if row.digest not in (digest, "") or (not row.digest and row.file != Path(file.path).name):
+        if row.digest not in (digest, "") or (not row.digest and Path(row.file).name != model_name(file.path)):
             continue
         way, column = ENGINE_WAYS[WAYS[row.way][0]], table.columns.get_loc
         if (row.digest, row.machine, row.settings) != here:
@@ -191,7 +200,8 @@ def _short(names: list[str]) -> dict[str, str]:
     """File name -> what of it no other name begins with, from a hyphen on."""
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False)) if len(names) > 1 else ()
     alike = "".join(letters[0] for letters in same).rpartition("-")[0]
-    return {name: name.removeprefix(alike).strip("-").removesuffix(".gguf")[:28] for name in names}
+    short = {name: name.removeprefix(alike).strip("-").removesuffix(".gguf")[:28] for name in names}
+    return short if len(set(short.values())) == len(short) else dict(zip(names, names, strict=True))
 
 
 def _check_alike(files) -> None:

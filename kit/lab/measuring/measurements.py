@@ -41,6 +41,7 @@ PEERS = "peers.json"
 READ = "reading memory that kit made, more than the caches hold"  # GB/s: the way of a probe of the machine, of no file
 QUALITY = "quality, "  # nats from float32: the ways of kit.lab.predicting.quality begin so, and end with what was rounded
 _SAMPLE = 4096  # bytes of each end of a tensor that are part of a file's digest
+USE = "one use: "  # s: the ways of predicting.measured begin so; of two that are subtracted 0 may be left
 _RATES = ("s", "GB/s")  # units of which no value is 0
 
 
@@ -208,9 +209,15 @@ def said(earlier: Reading, later: Reading) -> str:
 def _checked(row: Reading) -> Reading:
     """A Reading whose numbers can be what it says; ValueError otherwise."""
     datetime.fromisoformat(row.at)
-    if not row.samples or row.others < 0 or (row.unit in _RATES and min(row.samples) <= 0):
+    if not row.samples or row.others < 0 or _impossible(row):
         raise ValueError(f"{row.way}: samples {row.samples}")
     return row
+
+
+def _impossible(row: Reading) -> bool:
+    """Whether a sample cannot be of its unit: a time or a bandwidth is above 0, and the further time of a use at least 0."""
+    least = min(row.samples)
+    return row.unit in _RATES and (least < 0 or (least == 0 and not row.way.startswith(USE)))
 
 
 def digest_of(file) -> str:

@@ -28,7 +28,7 @@ _SAMPLES = 3  # tensors of a kind, and walks over them
 _ENOUGH = 0.6  # seconds after which no further walk begins, once one has been counted
 _MOST = 1 << 26  # weights of the samples of a kind
 _TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring, give or take a tensor
-_USE = "one use: "  # and the format, shape, field of Cost and how: ways in the store of a run
+_USE = measurements.USE  # and the format, shape, field of Cost and how: ways in the store of a run
 _PIECE = 1 << 28  # bytes of a matrix that are timed; the time grows with its rows
 
 
