@@ -47,8 +47,8 @@ def study(
     which every file and way decodes ``new`` tokens in turn, each in a process of its own. bound: tokens per second at ``gbps``,
     the most that memory read in any round. kl, kl_error, same: of kit.lab.predicting.divergence, by ``tokens`` of a text (0: as
     many as take seconds), from the exact products of the file ``exact`` (None: the one with the most bits). memory: resident
-    bytes of the process, file included. others: cores that other processes used. best: no other row is both faster and closer. KEY: what
-    the speed is of. ModelError for files that are not of one model.
+    bytes of the process, file included. others: cores that other processes used. best: no other row is both faster and closer.
+    KEY: what the speed is of. ModelError for files that are not of one model.
     """
     paths = models(paths)
     exact = exact and models([exact])[0]
