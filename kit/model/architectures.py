@@ -54,6 +54,9 @@ class Architecture:
     global_rope: bool = True  # False: in a model of which layers have a window those without one have no RoPE
     growing: bool = False  # files may say how queries grow with the position, and a factor of YaRN's
     no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
+    parallel: str = ""  # both networks take x as it was: if that key says so, or if a layer has that norm, attention's own
+    halved: bool = False  # feed_forward_length counts the rows of gate and up together
+    alibi: int = 0  # a model with this number of layers has ALiBi, which the kit does not know
 
 
 _LATE = ("attn_norm", "", "post_attention_norm", "")  # named after what it follows in the transformers library
@@ -64,6 +67,8 @@ _QWEN35 = Architecture(
     "neox", _LATE, qk_norm="head", recurrent="delta net", period=4, output_gated=True, shared_gated=True
 )  # fmt: skip
 
+_PLAIN_GELU = dict(rope="neox", layer_norm="weighted", gated=False, activation="gelu")
+_MIXED = dict(normed=False, shares_said=True)  # softmax, and files say whether shares sum to 1
 _NEMOTRON_H = Architecture(
     recurrent="mamba2", alone=True, gated=False, activation="squared_relu", no_rope_every=1
 )  # fmt: skip
@@ -95,6 +100,41 @@ ARCHITECTURES = {
         "neox", ("", "post_attention_norm", "", "post_ffw_norm"), qk_norm="head", period=4, global_rope=False
     ),
     "deepseek2": Architecture(mixer="latent", **_SAID),
+    "qwen2vl": Architecture("neox"),
+    "paddleocr": Architecture("neox"),
+    "hunyuan_vl": Architecture("neox", qk_norm="after"),
+    "exaone-moe": Architecture(
+        "neox", qk_norm="head", period=4, global_rope=False, local_base=None, gating=2, **_SAID
+    ),
+    "hy_v3": Architecture("neox", qk_norm="head", gating=2, **_SAID),
+    "bailingmoe": Architecture(**_MIXED),
+    "deepseek": Architecture(**_MIXED),
+    "deepseek2-ocr": Architecture("neox", **_MIXED),
+    "mellum": Architecture("neox", qk_norm="head", period=4, local_scaled=False, local_base=None),
+    "dbrx": Architecture(
+        "neox", ("attn_norm", "", "attn_output_norm", ""), layer_norm="weighted", fused=("attn",), clamped=True
+    ),
+    "arcee": Architecture(gated=False, activation="squared_relu"),
+    "maincoder": Architecture(qk_norm="after"),
+    "baichuan": Architecture(alibi=40),
+    "xverse": Architecture(),
+    "nanbeige": Architecture(),
+    "orion": Architecture("neox", layer_norm="weighted"),
+    "pangu-embedded": Architecture("neox"),
+    "chatglm": Architecture(fused=("attn", "ffn")),
+    "jais2": Architecture("neox", layer_norm="weighted", gated=False, activation="squared_relu"),
+    "plamo": Architecture("neox", _PARALLEL),
+    "plamo3": Architecture(
+        "neox", ("attn_norm", "post_attention_norm.", "ffn_norm", "post_ffw_norm."), qk_norm="head",
+        fused=("attn", "ffn"), period=8,
+    ),
+    "openelm": Architecture("neox", qk_norm="head", fused=("attn",)),
+    "plm": Architecture(mixer="latent", gated=False, activation="squared_relu"),
+    "minicpm3": Architecture("neox", mixer="latent", mup=True),
+    "qwen": Architecture("neox", fused=("attn",), halved=True),
+    "falcon": Architecture(norms=_PARALLEL, fused=("attn",), parallel="attn_norm_2", **_PLAIN_GELU),
+    "codeshell": Architecture(**_PLAIN_GELU),
+    "gptneox": Architecture(fused=("attn",), parallel="use_parallel_residual", **_PLAIN_GELU),
     "glm4": Architecture(norms=_SANDWICH, fused=("ffn",)),
     "glm4moe": Architecture("neox", _LATE, qk_norm="stored", gating=2, **_SAID),
     "dots1": Architecture("neox", qk_norm="head", **_SAID),

@@ -140,8 +140,8 @@ class CpuOps(Ops):
 
     def route(self, name, x) -> tuple[torch.Tensor, torch.Tensor]:
         """(share, expert) of each token's best experts by the router ``name``, (tokens, experts in use) each."""
-        bias = self.vector(name.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
         routing = self.config.layers[layer_of(name)].feed_forward.routing
+        bias = self.vector(name.replace("ffn_gate_inp.weight", routing.bias))
         return best_experts(self.linear(name, x), routing, bias)
 
 

@@ -95,10 +95,17 @@ class Facts:
         expert_size = keys.count("expert_feed_forward_length", 0) if self.experts else 0
         sizes = (expert_size,) * self.count if expert_size else None
         self.dense_size = keys.by_layer("feed_forward_length", self.count, sizes, least)
+        if family.halved:
+            self.dense_size = [size // 2 for size in self.dense_size]
+        if family.alibi == self.whole:
+            keys.fail(
+                "block_count", f"other than {family.alibi}, because such a model has ALiBi, which kit does not run", "is that"
+            )
+        keys.same("num_loops", 1, "because a model whose layers run several times has keys and values for each")
         self._unsaid = {
             "embedding_scale": 12.0,
             "residual_scale": 1.4 / math.sqrt(self.whole),
-            "logit_scale": 256 / self.hidden_size,
+            "logit_scale": self.hidden_size / 256,  # as the model has it: llama.cpp divides minicpm's where this multiplies
         }
         self._unsaid = self._unsaid if family.mup else {}  # the first files of minicpm lack these keys
         self.rope, self.local_rope = self._ropes()
@@ -127,6 +134,11 @@ class Facts:
             mixer, norms = "none", ("", "", *norms[:2])
         elif family.alone:
             network, norms = "none", (*norms[:2], "", "")
+        parallel, second = False, family.parallel
+        if second == "use_parallel_residual":
+            parallel = keys.flag(second)
+        elif second and f"blk.{layer}.{second}.weight" in self.stored:
+            parallel, norms = True, (second, *norms[1:])
         return Layer(
             MIXERS[mixer].of(self, layer),
             FEED_FORWARD[network].of(self, layer),
@@ -135,6 +147,7 @@ class Facts:
             bool(family.layer_norm),
             family.layer_norm == "bare",
             PerLayerInput(self.hidden_size, self.whole, self.per_layer_size) if self.per_layer_size else None,
+            parallel,
             family.per_layer,
         )
 
@@ -182,7 +195,7 @@ class Facts:
         """One of the multipliers that granite's files have; 0 means none, as in llama.cpp, but for ``logit_scale``, by which
         logits are divided."""
         if not self.family.scaled:
-            return default
+            return self._unsaid.get(key, default)
         if key == "logit_scale":
             return self.keys.number(key, self._unsaid.get(key, default), above=0.0)
         return self.keys.number(key, 0) or default if key in self.keys else self._unsaid.get(key, default)

@@ -18,6 +18,7 @@ CHANGES_NOTHING = {
     "n_deepstack_layers": "is for images",
     r"(vision|audio|mm|image|projector)\..+": "is for images and sounds, which have tensors of their own",
     "use_parallel_residual": "the tensors say it: without ffn_norm, attention and feed-forward layer take one input",
+    "skip_loop_final_norm": "is for models whose layers run several times",
     r"attention\.layer_norm(_rms)?_epsilon": "belongs to the other kind of norm",
 }
 

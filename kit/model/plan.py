@@ -172,7 +172,7 @@ class Plan(Ops):
             for step in input.product(blocks, qtype, scores, self._how)[:-1]:
                 self.program.add(*step)
         bias, scales = (
-            self.vector(router.replace("ffn_gate_inp.weight", name)) for name in ("exp_probs_b.bias", "ffn_down_exps.scale")
+            self.vector(router.replace("ffn_gate_inp.weight", name)) for name in (routing.bias, "ffn_down_exps.scale")
         )
         chosen, shares = self._chosen[layer_of(router)], self.new(routing.used)
         self._sets = self._choices[self.program.route(scores, chosen, shares, routing, bias, scales)] = []

@@ -38,6 +38,7 @@ class Layer(NamedTuple):
     biased: bool = False
     bare: bool = False  # norms have no weights
     per_layer: PerLayerInput | None = None
+    parallel: bool = False  # both networks take x as it was before the layer, each by its own norm
     scaled: bool = False  # in the end x is multiplied by layer_output_scale, if the file has it
 
     def tensors(self) -> Iterator[Tensor]:
@@ -78,10 +79,11 @@ class Layer(NamedTuple):
         """Add to x (tokens, hidden_size) what the two networks make of it. ``embedded``: of PerLayerInput."""
         before_mixer, after_mixer, before_ffn, after_ffn = (name and f"blk.{layer}.{_weight(name)}" for name in self.norms)
         input = ops.norm(x, before_mixer)
+        other = ops.norm(x, before_ffn) if self.parallel else input
         self.mixer.run(ops, layer, x, input, after_mixer)
-        if not before_ffn or before_ffn != before_mixer:
-            input = ops.norm(x, before_ffn)
-        self.feed_forward.run(ops, layer, x, input, after_ffn)
+        if not self.parallel and (not before_ffn or before_ffn != before_mixer):
+            other = ops.norm(x, before_ffn)
+        self.feed_forward.run(ops, layer, x, other, after_ffn)
         if self.per_layer:
             self.per_layer.run(ops, layer, x, embedded)
         factor = ops.vector(f"blk.{layer}.layer_output_scale.weight") if self.scaled else None

@@ -17,6 +17,7 @@ class Routing(NamedTuple):
     scale: float
     groups: int  # experts are chosen from the ``groups_used`` best groups alone; 1: from all
     groups_used: int
+    bias: str = "exp_probs_b.bias"  # of the layer, may be absent: what is added to scores for the choice alone
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Mixture(LayerKind):
             scale=scale,
             groups=keys.count("expert_group_count", 0) or 1,
             groups_used=keys.count("expert_group_used_count", 0) or 1,
+            bias="exp_probs_b" if f"blk.{layer}.exp_probs_b" in facts.stored else Routing._field_defaults["bias"],
         )
         gated = bool(shared) and family.shared_gated
         shared = Dense(facts.hidden_size, shared, **shape, suffix="_shexp") if shared else None
@@ -61,7 +63,7 @@ class Mixture(LayerKind):
 
     def tensors(self) -> Iterator[Tensor]:
         yield from matrix("ffn_gate_inp", self.experts, self.hidden_size)
-        yield Tensor("exp_probs_b.bias", (self.experts,), required=False)
+        yield Tensor(self.routing.bias, (self.experts,), required=False)
         yield from stacks(self, "_exps", self.size, self.experts)
         if self.shared:
             yield from self.shared.tensors()
