@@ -1,4 +1,6 @@
-"""Writes the table of docs/families.md: each family's logits compared with llama.cpp's. Run as a program: minutes."""
+"""Writes the table of docs/families.md: each family's logits compared with llama.cpp's. 
+
+Run as a program: minutes; with names, these families alone."""
 
 import re
 import sys
@@ -9,15 +11,18 @@ import family_files
 import llama_cpp
 import model_files
 import numpy as np
+import row_files
 
 import kit
+from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.predicting.remembered import by_kind
 from kit.model.architectures import ARCHITECTURES
 from kit.system.paths import ROOT
 
 PAGE = ROOT / "docs" / "families.md"
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 500, 30)]
-COLUMNS = "family", "mixers", "prompt", "token by token", "int8 activations"
+COLUMNS = "family", "mixers", "prompt", "token by token", "int8 activations", "KiB at 0", "KiB at 32K"
+FAR = 32768
 BEGIN = 5
 
 
@@ -26,9 +31,10 @@ def files() -> dict:
     found = {}
     for name, geometry in (model_files.MODELS | model_files.FAMILIES).items():
         found.setdefault(geometry.architecture, lambda folder, kind, name=name: model_files.write(folder, name, kind))
-    for name, make in (family_files.FILES | family_files.LARGE).items():
-        write = lambda folder, kind, name=name: family_files.write(folder, name, kind)  # noqa: E731
-        found.setdefault(make().architecture, write)
+    for module, own in ((family_files, family_files.FILES | family_files.LARGE), (row_files, row_files.FILES)):
+        for name, make in own.items():
+            write = lambda folder, kind, name=name, module=module: module.write(folder, name, kind)  # noqa: E731
+            found.setdefault(make().architecture, write)
     return {name: found[name] for name in ARCHITECTURES if name in found}
 
 
@@ -47,19 +53,30 @@ def row(path, small, tokens) -> tuple[str, ...]:
     rounded = kit.Transformer(kit.Weights(kit.open(small)), linear="fused-int8").logits(tokens).numpy()
     errors = error(prompt, right), error(np.stack(steps), right[BEGIN - 1 :]), error(rounded, llama_cpp.logits(small, tokens))
     mixers = dict.fromkeys(kind.partition(",")[0] for kind in by_kind(model.config))
-    return ", ".join(mixers), *(f"{each:.0e}" for each in errors)
+    return ", ".join(mixers), *(f"{each:.0e}" for each in errors), *(f"{read(model, at) / 1024:,.0f}" for at in (0, FAR))
+
+
+def read(model, depth: int) -> int:
+    """Bytes that a token reads after ``depth`` positions: weights, and what the layers remember."""
+    weights = bytes_used(uses_of(model.file))
+    return weights + sum(layer.mixer.memory.read(depth + 1) for layer in model.config.layers)
 
 
 def cells() -> dict[str, list[str]]:
     """Family -> cells of the page's table."""
-    rows = re.findall(r"^\| `([\w.-]+)` \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    table = PAGE.read_text(encoding="utf-8").partition("<!-- table -->")[2].partition("<!-- /table -->")[0]
+    rows = re.findall(r"^\| `([\w.-]+)` \| (.*) \|$", table, re.MULTILINE)
     return {name: rest.split(" | ") for name, rest in rows}
 
 
-def main():
+def main(only):
+    told = cells()
     with tempfile.TemporaryDirectory() as folder:
-        lines = [f"| {' | '.join(COLUMNS)} |", "|---|---|---|---|---|"]
+        lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
         for name, write in files().items():
+            if only and name not in only and len(told.get(name, ())) == len(COLUMNS) - 1:
+                lines.append(f"| `{name}` | {' | '.join(told[name])} |")
+                continue
             tokens = TOKENS[:16] if name == "phi3" else TOKENS  # within a window that llama.cpp does not read
             found = row(*(write(Path(folder), kind) for kind in ("F32", "Q8_0")), tokens)
             lines.append(f"| `{name}` | {' | '.join(found)} |")
@@ -69,4 +86,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -112,7 +112,47 @@ def plamo3() -> File:
     return joined(file, ATTENTION, NETWORK)
 
 
+def deci() -> File:
+    """A layer of each kind: attention and a network, a matrix in its place, a network alone, nothing at all."""
+    heads, kvs, sizes = [4, 4, 0, 0, 4], [2, 0, 0, 0, 2], [FFN, FFN, FFN, 0, 96]
+    file = File("deci", 5, attention__key_length=32, attention__value_length=32, rope__dimension_count=32)
+    file.keys(attention__head_count=heads, attention__head_count_kv=kvs, feed_forward_length=sizes)
+    for layer, (q, kv, size) in enumerate(zip(heads, kvs, sizes, strict=True)):
+        if q:
+            file.layer(layer, attn_norm=H)
+        if kv:
+            file.attention(layer, norm="")
+        elif q:
+            file.layer(layer, attn_output=(H, H))
+        if size:
+            file.layer(layer, ffn_norm=H)
+            file.network(layer, size)
+    return file.ends()
+
+
+def mistral4() -> File:
+    """Queries of latent attention that grow with the position."""
+    file = File(
+        "mistral4", 3, attention__head_count_kv=1, attention__kv_lora_rank=32, attention__key_length=48,
+        attention__value_length=32, attention__key_length_mla=32, attention__value_length_mla=16, rope__dimension_count=16,
+        attention__q_lora_rank=32, attention__temperature_scale=0.5, attention__temperature_length=8,
+        expert_count=8, expert_used_count=2, expert_feed_forward_length=64, leading_dense_block_count=1,
+        expert_weights_norm=True, expert_gating_func=1, **_SHARED,
+    )  # fmt: skip
+    for layer in range(3):
+        file.layer(layer, attn_norm=H, ffn_norm=H, attn_q_a=(32, H), attn_q_a_norm=32, attn_q_b=(4 * 32, 32))
+        file.layer(layer, attn_kv_a_mqa=(48, H), attn_kv_a_norm=32, attn_k_b=(4, 32, 16), attn_v_b=(4, 16, 32))
+        file.layer(layer, attn_output=(H, 64))
+        if layer:
+            file.mixture(layer, shared=64)
+        else:
+            file.network(layer)
+    return file.ends()
+
+
 FILES = {
+    "deci": deci,
+    "mistral4": mistral4,
     "qwen2vl": lambda: biased(plain("qwen2vl", attention__layer_norm_rms_epsilon=1e-12, **_SECTIONS)),
     "paddleocr": lambda: plain("paddleocr", **_SECTIONS),
     "hunyuan_vl": lambda: plain("hunyuan_vl", norm="head", **_SECTIONS),

@@ -5,6 +5,7 @@ import re
 
 import families_page
 import family_files
+import gguf
 import llama_cpp
 import model_files
 import numpy as np
@@ -171,16 +172,19 @@ def test_every_tensor_is_needed_and_another_is_refused(folder, name):
 
 def test_the_page_of_families_has_a_row_for_each_that_runs(folder):
     """As tests/families_page.py writes it; one row is measured again."""
-    rows = {name: cells for name, cells in families_page.cells().items() if len(cells) == 4}
+    rows = {name: cells for name, cells in families_page.cells().items() if len(cells) == 6}
     assert list(rows) == [name for name in ARCHITECTURES if name != "mistral"], "llama.cpp does not know it"
-    for name, (_, *errors) in rows.items():
+    for name, (_, *errors, near, far) in rows.items():
         prompt, tokens, rounded = map(float, errors)
         most = 1e-3 if ARCHITECTURES[name].activation == "gelu" else 1e-4
         assert prompt < most and tokens < most and rounded < 0.05, name
+        assert int(near.replace(",", "")) <= int(far.replace(",", "")), name
     files = (families_page.files()["lfm2"](folder, kind) for kind in ("F32", "Q8_0"))
-    mixers, *errors = families_page.row(*files, families_page.TOKENS)
-    assert mixers == rows["lfm2"][0]
-    for now, told in zip(errors, rows["lfm2"][1:], strict=True):
+    mixers, *errors, near, far = families_page.row(*files, families_page.TOKENS)
+    assert [mixers, near, far] == [rows["lfm2"][0], *rows["lfm2"][4:]]
+    for now, told in zip(errors, rows["lfm2"][1:4], strict=True):
         assert 0.1 < float(now) / float(told) < 10
     refused = families_page.PAGE.read_text(encoding="utf-8").partition("## What kit does not run")[2]
-    assert not set(ARCHITECTURES) & set(re.findall(r"`([\w.-]+)`", refused))
+    refused = set(re.findall(r"`([\w.-]+)`", refused))
+    assert not set(ARCHITECTURES) & refused
+    assert set(gguf.MODEL_ARCH_NAMES.values()) <= set(ARCHITECTURES) | refused

@@ -3,6 +3,7 @@
 import os
 
 import llama_cpp
+import model_files
 import numpy as np
 import pytest
 import row_files
@@ -67,3 +68,14 @@ def test_what_such_a_family_may_say_and_kit_does_not_run(tmp_path):
         with pytest.raises(ModelError, match=says) as caught:
             read_config(kit.open(file.write(tmp_path / f"{name}.gguf")))
         assert "\n" not in str(caught.value)
+
+
+def test_logits_of_minicpm_are_multiplied_where_the_file_does_not_say_it(folder, tmp_path):
+    """By 256 / hidden size, as transformers does: llama.cpp divides them."""
+    source = model_files.write(folder, "minicpm")
+    hidden = kit.open(source).metadata["minicpm.embedding_length"]
+    lean = model_files.rewrite(source, tmp_path / "lean.gguf", lambda metadata, _: metadata.pop("minicpm.logit_scale"))
+    said = model_files.rewrite(
+        source, tmp_path / "said.gguf", lambda metadata, _: metadata.update({"minicpm.logit_scale": hidden / 256})
+    )
+    assert torch.equal(*(model_of(path).logits(TOKENS) for path in (lean, said)))

@@ -22,6 +22,7 @@ class Architecture:
     fused: tuple[str, ...] = ()  # "attn": attn_qkv is the rows of q, k and v; "ffn": ffn_up is those of gate and up
     mixer: str = "attention"  # of kit.model.layers.MIXERS; "latent": keys and values are projections of one latent (MLA)
     recurrent: str = ""  # of MIXERS: that of layers without KV heads, and of all but the last in each group of ``period``
+    skipping: bool = False  # a layer without heads has no mixer, one without KV heads a matrix, one without a size no network
     alone: bool = False  # a layer is a network where feed_forward_length says its size, and a mixer elsewhere
     grouped: bool = False  # of a delta net: value heads, and their two gates, follow one another by key head
     output_gated: bool = False  # attention: attn_q has a query and a gate for each head
@@ -53,6 +54,7 @@ class Architecture:
     local_scaled: bool = True  # RoPE scaling applies to layers with a window too
     global_rope: bool = True  # False: in a model of which layers have a window those without one have no RoPE
     growing: bool = False  # files may say how queries grow with the position, and a factor of YaRN's
+    latent_grows: bool = False  # the same of latent attention, by a length of its own
     no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
     parallel: str = ""  # both networks take x as it was: if that key says so, or if a layer has that norm, attention's own
     halved: bool = False  # feed_forward_length counts the rows of gate and up together
@@ -99,7 +101,9 @@ ARCHITECTURES = {
     "exaone4": Architecture(
         "neox", ("", "post_attention_norm", "", "post_ffw_norm"), qk_norm="head", period=4, global_rope=False
     ),
-    "deepseek2": Architecture(mixer="latent", **_SAID),
+    "deepseek2": Architecture(mixer="latent", latent_grows=True, **_SAID),
+    "mistral4": Architecture(mixer="latent", latent_grows=True, **_SAID),
+    "deci": Architecture(skipping=True),
     "qwen2vl": Architecture("neox"),
     "paddleocr": Architecture("neox"),
     "hunyuan_vl": Architecture("neox", qk_norm="after"),

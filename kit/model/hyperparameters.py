@@ -82,7 +82,7 @@ class Facts:
         blocks = keys.count("block_count", most=MAX_LAYERS)
         self.count = blocks - keys.count("nextn_predict_layers", 0, most=blocks - 1)  # those predict further tokens
         self.numbers, self.whole = parts_of(file, self.count)
-        least = 0 if family.alone else 1
+        least = 0 if family.alone or family.skipping else 1
         self.heads = keys.by_layer("attention.head_count", self.count, least=least)
         self.kv_heads = keys.by_layer("attention.head_count_kv", self.count, self.heads, least)
         every = keys.count("full_attention_interval", family.period) if family.recurrent else 0
@@ -132,8 +132,11 @@ class Facts:
         norms = family.norms
         if family.alone and self.dense_size[layer]:
             mixer, norms = "none", ("", "", *norms[:2])
-        elif family.alone:
+        elif family.alone or (family.skipping and not self.dense_size[layer]):
             network, norms = "none", (*norms[:2], "", "")
+        if family.skipping and not self.kv_heads[layer]:
+            mixer = "one matrix" if self.heads[layer] else "none"
+            norms = norms if self.heads[layer] else ("", "", *norms[2:])
         parallel, second = False, family.parallel
         if second == "use_parallel_residual":
             parallel = keys.flag(second)

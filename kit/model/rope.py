@@ -31,24 +31,28 @@ def frequencies(rope: RopeConfig, divisors: torch.Tensor | None = None) -> tuple
 class Rope:
     """Rotates queries and keys in place: call ``cos_sin`` once a pass and ``rotate`` once a layer.
 
-    ``layout``: "interleaved" or "neox". If ``rope.dims`` is 0, ``rotate`` does nothing.
+    ``layout``: "interleaved" or "neox". If ``rope.dims`` is 0, ``rotate`` does nothing. Pairs that are scaled and not rotated
+    (``rope.still``) have the frequency 0; with "neox" a head has such pairs alone, or none.
     """
 
     def __init__(self, rope: RopeConfig, layout: str, divisors: torch.Tensor | None = None):
-        self.rotate = _LAYOUTS[layout if rope.dims else "none"]
-        self._frequencies, self._scale = frequencies(rope, divisors)
-        self._growth, self._every = rope.growth, rope.original_context
+        self.rotate = _LAYOUTS[layout if rope.dims + rope.still else "none"]
+        turning, scale = frequencies(rope, divisors)
+        still = torch.zeros(rope.still // 2, dtype=torch.float64)
+        self._frequencies = torch.cat([turning, still])
+        self._scales = torch.cat([torch.full_like(turning, scale), still + 1])
+        self._growth, self._every = rope.growth, rope.every or rope.original_context
 
     def cos_sin(self, start: int, count: int) -> torch.Tensor:
-        """scale * exp(i angle) of queries at ``count`` positions from ``start``: (count, 1, dims / 2) complex64."""
+        """scale * exp(i angle) of queries at ``count`` positions from ``start``: (count, 1, pairs) complex64."""
         positions = torch.arange(start, start + count, dtype=torch.float64)
         angles = torch.outer(positions, self._frequencies)
-        scale = self._scale * (1 + self._growth * torch.log1p(positions // self._every))
-        return torch.polar(scale[:, None].expand_as(angles), angles).to(torch.complex64)[:, None]
+        grown = 1 + self._growth * torch.log1p(positions // self._every)
+        return torch.polar(torch.outer(grown, self._scales), angles).to(torch.complex64)[:, None]
 
     def table(self, start: int, count: int) -> torch.Tensor:
-        """The same for kernels, (count, 2, dims) float32: a cosine for each element of a head, and a sine, negative for the
-        first of a pair."""
+        """The same for kernels, (count, 2, 2 * pairs) float32: a cosine for each element of a head, and a sine, negative for
+        the first of a pair."""
         turn = self.cos_sin(start, count)[:, 0]
         pairs = torch.stack([turn.real, turn.real, -turn.imag, turn.imag], 1).unflatten(1, (2, 2))
         return (pairs.mT if self.rotate is _interleaved else pairs).flatten(2).contiguous()

@@ -1,7 +1,7 @@
 """Latent attention (MLA, DeepSeek-AI 2024): keys and values of all heads are projections of one latent."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kit.model.layers.kind import ATTENDING, LayerKind, Memory, Tensor, heads_problems, heads_said, matrix, vector
 from kit.model.layers.rope import RopeConfig
@@ -28,7 +28,7 @@ class Latent(LayerKind):
     @classmethod
     def of(cls, facts, layer: int) -> "Latent":
         """Files of 2025 and later have the sizes of a head as ``_mla``, because the latent is the one head there."""
-        keys, rope = facts.keys, facts.rope
+        keys, rope, family = facts.keys, facts.rope, facts.family
         absorbed = keys.count("attention.key_length_mla", 0) > 0
         ending = "_mla" if absorbed else ""
         plain = keys.count(f"attention.key_length{ending}", facts.head_dim) - rope.dims
@@ -37,6 +37,9 @@ class Latent(LayerKind):
         if absorbed:
             keys.same("attention.key_length", rank + rope.dims, "the latent and its elements with RoPE")
             keys.same("attention.value_length", rank, "the latent")
+        if family.latent_grows and (growth := keys.number("attention.temperature_scale", 0)):
+            length = keys.count("attention.temperature_length", least=1)
+            rope = replace(rope, growth=growth, every=length, still=rank if absorbed else plain)
         return cls(
             hidden_size=facts.hidden_size,
             heads=facts.heads[layer],

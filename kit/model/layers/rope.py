@@ -22,12 +22,14 @@ class RopeConfig:
     beta_slow: float
     long: bool = False  # LongRoPE
     divided: bool = True  # False: the divisors are those of other layers
-    growth: float = 0.0  # at position p queries are scaled by 1 + growth * log(1 + p // original_context)
+    growth: float = 0.0  # at position p queries are scaled by 1 + growth * log(1 + p // every)
+    every: int = 0  # 0: the original context
+    still: int = 0  # elements after the rotated ones that are scaled so, too
 
     @property
     def of_keys(self) -> "RopeConfig":
         """RoPE of keys, which are not scaled so."""
-        return replace(self, growth=0.0) if self.growth else self
+        return replace(self, growth=0.0, every=0, still=0) if self.growth else self
 
     @property
     def divisors(self) -> tuple[str, ...]:
