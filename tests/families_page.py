@@ -1,4 +1,4 @@
-"""Writes the table of docs/families.md: each family's logits compared with llama.cpp's. 
+"""Writes the table of docs/families.md: each family's logits compared with llama.cpp's.
 
 Run as a program: minutes; with names, these families alone."""
 
