@@ -108,7 +108,7 @@ def _run_of_four(base: Path) -> Path:
         "table = pd.DataFrame({'tensor': [hostile, 'blk.1', 'blk.2'], 'time': ['4.2 ms', '10 s', '2 s']})\n"
         "table.set_index('tensor').rename_axis(columns='part')",
         "#md ## Measure",
-        "lab.answer('Seconds, not minutes.')",
+        "lab.answer('Nobody waits.', title='Seconds, not minutes')",
         "from IPython.display import HTML, Markdown, display\nimport matplotlib.pyplot as plt\n"
         "figure, axes = plt.subplots(); axes.plot([1, 2]); axes.set_title('one'); lab.picture(figure)\n"
         "plt.show(); print(hostile)\n"

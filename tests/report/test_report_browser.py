@@ -78,7 +78,7 @@ def test_the_front_page_is_short_on_a_phone(visit):
 
 def test_links_lead_to_pages_and_cells(visit):
     page = visit("index")
-    page.get_by_role("link", name="The first token").click()
+    page.get_by_role("link", name="Seconds, not minutes").click()
     assert page.url.endswith("/01_first_token.html")
     page.get_by_role("link", name="the failure").click()
     assert page.url.endswith("/02_fails.html")

@@ -196,16 +196,18 @@ def test_the_answer_opens_the_page_and_is_told_on_the_card():
     shown = {"kind": "html", "body": "<p><strong>Answer.</strong> 4 &lt; 5</p>"}
     said = {"number": 3, "kind": "code", "answers": True, "outputs": [shown]}
     asked = {"number": 1, "kind": "markdown", "outputs": [], "body": "<p>Question. How many?</p>"}
-    assert html.answer([asked, said]) == said["outputs"][0]["body"]
+    assert html.answer([asked, said]) == said["outputs"][0]["body"] and html.result([asked, said]) == ""
     assert html.summary([asked, said]) == "4 < 5"
     assert html.summary([asked]) == "How many?"
 
 
-def test_the_answer_stands_under_the_title(finished):
+def test_the_result_is_the_title_and_the_answer_is_under_it(finished):
     text = (finished / "01_first_token.html").read_text()
+    assert re.search(r"<h1[^>]*>Seconds, not minutes</h1>\s*<p class=\"muted\">The first token</p>", text)
+    assert "Seconds, not minutes" in (finished / "index.html").read_text()
     title, answer, question = (text.index(part) for part in ("<h1", 'class="answer"', "How long?"))
     assert title < answer < question
-    assert text.count("Seconds, not minutes") == 2, "in the answer and in the code that gave it"
+    assert text.count("Nobody waits") == 2, "in the answer and in the code that gave it"
     assert text.count("<h1") == 1
 
 

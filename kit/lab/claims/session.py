@@ -196,10 +196,12 @@ class Session:
         """What the authors of a report should change, a line each (Markdown): (whether this run bears it out, what to do)."""
         return self.say("\n".join(f"- {text}" if holds else f"- This run does not confirm: {text}" for holds, text in lines))
 
-    def answer(self, text: str):
-        """The notebook's answer, one paragraph filled from the run (Markdown); a page shows a cell tagged "answer" under the
-        title."""
-        return self.say(f"**Answer.** {' '.join(text.split())}")
+    def answer(self, text: str, title: str = "Answer"):
+        """The notebook's answer, one paragraph filled from the run (Markdown), from a cell tagged "answer".
+
+        ``title``: the result in at most ten words, computed too. A page has it as its title, above the question.
+        """
+        return self.say(f"**{title.removesuffix('.')}.** {' '.join(text.split())}")
 
     def verdicts(self) -> pd.DataFrame:
         """The claims judged so far: as reported, what was measured, the verdict and its reason."""

@@ -91,7 +91,7 @@ def verdict(rows: Sequence[Row]) -> str:
     if shown is None or shown.of_limit is None:
         return ""
     if shown.of_limit >= NEAR:
-        return f"{shown.name} is at {shown.of_limit:.0%} of what memory gives: only fewer bits or faster memory help"
+        return f"{shown.name} is at {shown.of_limit:.0%} of what memory gives: only fewer bits help"
     return f"{shown.name} is at {shown.of_limit:.0%} of what memory gives: it could be {1 / shown.of_limit:.1f} times as fast"
 
 

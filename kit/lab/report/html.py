@@ -22,6 +22,7 @@ ANSWER = "answer"  # tag of the cell whose text opens the page
 MECHANISM = "mechanism"  # tag of a cell whose code is the point: a page folds all other code away
 _joined = CoalesceStreamsPreprocessor().preprocess_cell  # pieces of one stream
 _TITLE = re.compile(r"<h1\b[^>]*>.*?</h1>", re.DOTALL)
+_RESULT = re.compile(r"<strong>(.*?)\.?</strong>\s*", re.DOTALL)  # the bold sentence that begins an answer
 
 
 def write(run: Run, name: str) -> Path:
@@ -35,7 +36,8 @@ def write(run: Run, name: str) -> Path:
         run.folder / f"{name}.html",
         "notebook.html.j2",
         name=name,
-        title=headings[0][2] if headings else name,
+        title=result(cells) or (headings[0][2] if headings else name),
+        question=headings[0][2] if headings and result(cells) else "",
         answer=answer(cells),
         picture=picture(cells),
         cells=cells,
@@ -109,9 +111,19 @@ def cells_of(path: Path) -> list[dict]:
     return cells
 
 
-def answer(cells: list[dict]) -> str:
-    """What the cell tagged ``answer`` shows, as HTML; empty before it has run."""
+def _answered(cells: list[dict]) -> str:
     return "\n".join(output["body"] for cell in cells if cell.get("answers") for output in cell["outputs"])
+
+
+def result(cells: list[dict]) -> str:
+    """The result in a few words, with which the answer begins; "" before it has run, or without one."""
+    told = _RESULT.search(_answered(cells))
+    return "" if told is None or told[1] == "Answer" else Markup(told[1]).striptags()
+
+
+def answer(cells: list[dict]) -> str:
+    """What the cell tagged ``answer`` shows after the result, as HTML; empty before it has run."""
+    return _RESULT.sub("", _answered(cells), count=1) if result(cells) else _answered(cells)
 
 
 def summary(cells: list[dict]) -> str:

@@ -134,7 +134,7 @@ def card(run: Run, name: str, cells: list[dict]) -> dict:
     small, full = run.folder / f"{name}.png", html.picture(cells)
     return {
         "name": name,
-        "title": headings[0] if headings else name,
+        "title": html.result(cells) or (headings[0] if headings else name),
         "summary": html.summary(cells),
         "status": state.status if state else "not run",
         "kept": state.kept if state else "",
