@@ -168,7 +168,7 @@ def test_the_answer_does_not_depend_on_the_cache(file):
     runs = [live.decode(file, policy, passes=2) for policy in (kit.LRU(scan.working_set - 1), kit.HashMap())]
     assert live.same_logits(runs)
     table = live.table(runs, file, MACHINE)
-    assert table["byte hit rate"].tolist() == [0, 1] and table.index[1] == "Unbounded()"
+    assert table["byte hit rate"].tolist() == [0, 1] and table.index[1] == "HashMap()"
 
 
 def test_no_thread_of_a_server_is_left():

@@ -197,7 +197,7 @@ def test_the_command_fails_in_one_line(path, args, message):
 def test_auto_is_what_its_help_says(path):
     """--cache auto, as every other --cache, asks for dequantized weights."""
     values = json.loads(run(path, "--tokens", "5,6", "-n", 2, "--json", "--cache", "auto").stdout)
-    assert (values["linear"], values["cache"]) == ("dequantized", "Unbounded()")
+    assert (values["linear"], values["cache"]) == ("dequantized", "HashMap()")
     values = json.loads(run(path, "--tokens", "5,6", "-n", 2, "--json").stdout)
     assert (values["linear"], values["cache"]) == ("fused", "straight from the file")
 

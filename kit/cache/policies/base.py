@@ -112,7 +112,7 @@ class NoCache(Policy, limited=False):
         return False
 
 
-class Unbounded(Policy, limited=False):
+class HashMap(Policy, limited=False):
     """Keeps everything."""
 
     def __init__(self):
@@ -120,7 +120,7 @@ class Unbounded(Policy, limited=False):
         self.capacity = math.inf
 
 
-HashMap = Unbounded  # its name in option 3 of report 003
+Unbounded = HashMap
 
 
 class FIFO(Policy):
