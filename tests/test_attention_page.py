@@ -115,6 +115,7 @@ def test_a_latent_is_less_to_keep_and_both_ways_give_what_loops_give(tmp_path):
     "kept,roomy,warm,shown,longer,even",
     [
         ((5.0, 5.5, 5.2), 0.05, "reproduced in ratio", 2, 1.02, "reproduced in ratio"),
+        ((5.0, 2.7, 2.7), 0.05, "not reproduced", 0, 1.02, "reproduced in ratio"),  # what repeats itself, dequantizing once
         ((5.0, 0.05, 0.05), 0.05, "not reproduced", 0, 2.0, "not reproduced"),
     ],
 )
@@ -134,9 +135,13 @@ def test_verdicts_follow_the_run(tmp_path, monkeypatch, kept, roomy, warm, shown
     assert not cells.unfilled(ran) and not cells.static_sentences(NAME)
 
 
-@pytest.mark.parametrize("gain,verdict", [(1.05, "impossible"), (12.0, "reproduced in ratio")])
-def test_attention_is_judged_by_pairs_and_by_amdahl(tmp_path, gain, verdict):
-    """Gains near 1 with a bound of 1.1 forbid the claim; gains of 12 within a bound of 20 are what it says."""
-    run(tmp_path, "judge-speedup", gains=np.array([gain, gain * 1.01] * 6), most=1.1 if gain < 2 else 20.0)
+@pytest.mark.parametrize(
+    "gain,verdict",
+    [(1.05, "not reproduced"), (8.2, "not reproduced"), (9.9, "undecided here"), (12.1, "reproduced in ratio"),
+     (16.5, "reproduced in ratio"), (25, "not reproduced")],
+)  # fmt: skip
+def test_attention_is_judged_by_pairs_and_by_no_estimate(tmp_path, gain, verdict):
+    """The largest share of the time that loops took is an estimate, which medians have passed: it forbids nothing."""
+    run(tmp_path, "judge-speedup", gains=np.array([gain, gain * 1.01] * 6), most=1.1)
     rows = [row for row in read([tmp_path / f"{NAME}.jsonl"]) if row.claim == "attention-blas-speedup"]
     assert [row.verdict for row in rows] == [verdict]

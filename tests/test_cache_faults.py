@@ -51,7 +51,12 @@ def test_thread_local_caches_do_not_see_each_other():
     assert len(loads) == 8 and cache.stats.misses == 8 and run(cache, 1) == []
 
 
-def test_copy_on_hit_never_hands_out_the_same_memory():
-    cache = faults.CopyOnHit(HashMap())
-    a, b = (cache.get("a", 8, lambda: torch.ones(2)) for _ in range(2))
-    assert torch.equal(a, b) and a.data_ptr() != b.data_ptr() and cache.stats.hits == 1
+def test_a_hit_and_a_miss_copy_once_each():
+    """As their ``get_or_dequantize``: what a miss returns is not what it keeps, nor is what a hit returns."""
+    cache, loaded = faults.Copies(HashMap()), []
+    load = lambda: loaded.append(torch.ones(2)) or loaded[-1]  # noqa: E731
+    a, b, c = (cache.get("a", 8, load) for _ in range(3))
+    assert torch.equal(a, b) and len({each.data_ptr() for each in (a, b, c)}) == 3 and cache.stats.hits == 2
+    assert (
+        len(loaded) == 1 and a is loaded[0] and cache._values["a"].data_ptr() not in {a.data_ptr(), b.data_ptr(), c.data_ptr()}
+    )

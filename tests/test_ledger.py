@@ -64,6 +64,8 @@ def test_the_rule(verdicts):
         expected = "not measurable here"
     elif "impossible" in judged:
         expected = "impossible"
+    elif "contradicts its own figures" in judged:
+        expected = "contradicts its own figures"
     elif "not reproduced" in judged:
         expected = "not reproduced"
     elif "undecided here" in judged:

@@ -12,7 +12,7 @@ from invented import MACHINE
 import kit
 from kit.codec import decode, encode
 from kit.codec.weights import CompressedWeights
-from kit.lab.claims.judge import Ratio, widened
+from kit.lab.claims.judge import Ratio
 from kit.lab.claims.records import read
 from kit.lab.compressor import cached_tiles
 from kit.lab.synthetic.write import synthesize
@@ -76,19 +76,34 @@ def test_the_ladder_times_every_rung_and_its_bound(tiles):
     assert tiles["bound"] == pytest.approx(65536 * tiles["packed"] / 8 / 20e9 + 65536 / 10e9)
 
 
+TABLE = "a table of 4096 slots"  # the fastest decoder of the reported stream
+
+
 @pytest.mark.parametrize(
-    "compiled, fast, cured, cause",
+    "compiled, rung, times, cured, cause",
     [
-        (0.004, 0.00003, "reproduced in ratio", "not reproduced"),
-        (0.004, 0.002, "not reproduced", "not reproduced"),
-        (0.3, 0.0005, "not reproduced", "reproduced"),
+        (0.004, TABLE, 133, "reproduced in ratio", "not reproduced"),
+        (0.004, "vector instructions", 133, "not reproduced", "not reproduced"),  # another stream is no cure of this one
+        (0.004, TABLE, 2, "not reproduced", "not reproduced"),
+        (0.004, TABLE, 49, "not reproduced", "not reproduced"),
+        (0.004, TABLE, 59.5, "undecided here", "not reproduced"),
+        (0.004, TABLE, 72, "reproduced in ratio", "not reproduced"),
+        (0.004, TABLE, 250, "reproduced in ratio", "not reproduced"),
+        (0.004, TABLE, 360, "not reproduced", "not reproduced"),
+        (0.3, TABLE, 600, "not reproduced", "reproduced"),
+        (0.096, TABLE, 133, "reproduced in ratio", "not reproduced"),
+        (0.148, TABLE, 133, "reproduced in ratio", "undecided here"),
+        (0.24, TABLE, 133, "reproduced in ratio", "reproduced"),
     ],
 )
-def test_whether_the_cpu_is_to_blame_is_measured(compiled, fast, cured, cause, tiles, tmp_path):
+def test_whether_the_cpu_is_to_blame_is_measured(compiled, rung, times, cured, cause, tiles, tmp_path):
+    """Regions are tested at their edges: a factor of 1.19 (1.5 of a time) to each side is what runs differ by."""
+    fast = compiled / times
+
     def samples(seconds):
         return [seconds * wobble for wobble in (1, 1.01, 0.99, 1, 1.01, 1)]
 
-    taken = dict.fromkeys(tiles["rungs"], samples(compiled)) | {"vector instructions": samples(fast)}
+    taken = dict.fromkeys(tiles["rungs"], samples(compiled)) | {rung: samples(fast)}
     ladder = tiles["ladder"].assign(seconds=[each[0] for each in taken.values()])
     lab = kit.Session("05_tile_decode", profile="smoke", out=tmp_path)
     cell = next(cell for cell in cells.read("05_tile_decode").cells if cell.id == "verdicts")
@@ -105,7 +120,9 @@ def test_the_reported_geometry_has_155_layers_and_15784_tiles(inference):
     assert (len(layers), sum(layers.values())) == (155, 15784)
     assert [layers[f"blk.3.{part}.weight"] for part in ("attn_q", "attn_k", "ffn_up")] == [64, 8, 176]
     assert layers["output.weight"] == 1000
-    assert inference["cold"] == pytest.approx(78.92) and inference["token"] == pytest.approx(11.838)
+    assert inference["most_held"] == 4344, "lm_head and 19 of ffn: what the best 20 entries keep"
+    assert list(inference["cold"]) == pytest.approx([15.784, 78.92])
+    assert list(inference["token"]) == pytest.approx([11.44, 57.2])
 
 
 def test_the_hit_curve_is_the_closed_form(inference):
@@ -141,16 +158,19 @@ def test_links_gain_the_bytes_until_the_decoder_binds(tmp_path, inference):
     assert gains[0.1] == pytest.approx(inference["plain"] / inference["packed"]) and gains[100.0] == pytest.approx(0.05)
 
 
-def test_verdicts_by_one_standard(inference):
+def test_arithmetic_on_its_own_figures_has_one_word_whichever_way_it_errs(inference):
+    """Too long (eight hours are 10.8) and too short (a layer of 50 s takes 30 s) are the same fault. The slow end of a range
+    decides nothing: five tokens take 61.5 s at the report's best."""
     verdicts = inference["lab"].verdicts()["verdict"]
-    for claim in ("token-time", "five-tokens"):
-        assert verdicts[claim].iloc[0] == "impossible"
+    own = ("token-time", "five-tokens", "cold-token", "seconds-per-token", "layer-50s", "average-400ms", "eight-hours")
+    assert {verdicts[claim] for claim in own} == {"contradicts its own figures"}
     rows = read([inference["lab"].out / "06_compressed_inference.jsonl"])
+    assert next(row for row in rows if row.claim == "five-tokens" and row.verdict).samples == pytest.approx([61.544, 307.72])
     factor = next(row for row in rows if row.claim == "token-time" and row.unit == "x")
     ends = Ratio(15784 * inference["by_reported"], inference["after"]["token-time"])
-    assert factor.interval == pytest.approx(widened(ends.interval, "x")), "both ends count"
-    assert verdicts["cold-token"] == verdicts["hit-rate-85"] == verdicts["average-400ms"] == "impossible"
-    for claim in ("double-cache", "all-miss", "hit-in-first-pass", "layer-50s"):
+    assert factor.interval == pytest.approx(ends.interval) and not factor.verdict, "another stream: no verdict"
+    assert verdicts["hit-rate-85"] == "impossible" and verdicts["hit-1ms"] == "not measurable here"
+    for claim in ("double-cache", "all-miss", "hit-in-first-pass"):
         assert verdicts[claim] == "not reproduced", claim
 
 

@@ -15,7 +15,15 @@ Bound = tuple[float, str]  # a value that the quantity cannot pass, and where it
 Region = tuple[float | None, float | None]  # None: open to that side
 Interval = tuple[float, float]
 
-HOW = ("measured", "counted", "computed")  # how the samples came about; only measured ones differ from run to run
+OWN, SOURCE = "by its own figures", "by the source"
+HOW = {  # how the samples came about (only measured ones differ from run to run) -> what would decide what they leave open
+    "measured": "more than {} samples, or several runs (`kit verify`),",
+    "counted": "other data, such as more captures,",
+    "computed": "a measurement",
+    OWN: "one figure in place of a range",
+    SOURCE: "a log that shows it",
+}
+CONTRADICTS = "contradicts its own figures"
 
 
 @dataclass(frozen=True)
@@ -56,18 +64,23 @@ def judge(
     ``accept``: (low, high), where the claim holds; None leaves a side open. A claim that is a number has both sides.
     ``at_least``, ``at_most``: (value, source), what the quantity can be at all.
     ``how``: "measured" (what runs differ by is allowed for; Rounds and a Ratio always are), "counted" (the same on every run,
-    so never a time or a speed) or "computed" (arithmetic alone; without samples the bounds stand for them, and only forbid).
+    so never a time or a speed), "computed" (arithmetic alone; without samples the bounds stand for them, and only forbid), OWN
+    (arithmetic on the claim's own figures: the least and the most that they give) or SOURCE (what the claim's program or log
+    says, which was read and not run).
     ``in_ratio``: the effect at another size or on another machine. ``cure``: what cured it here, when the report names
     another cure. ``tolerance``: why the region is as it is, in words. ``missing``: what is not here, so nothing was measured.
     ``text``: the reason, one sentence.
 
     - impossible: no accepted value is possible, and none was seen
+    - contradicts its own figures: none that they give is accepted, whichever way the error goes
     - reproduced (in ratio): the whole interval is accepted; not reproduced: none of it is
     - undecided here: the interval touches the edge or lies beyond the bounds, a sample contradicts the bound that would
       forbid it, or there are too few samples
     """
     if how not in HOW:
         raise ReportError(f"{claim}: how={how!r} is not one of {', '.join(HOW)}")
+    if how in (OWN, SOURCE) and (at_least or at_most):
+        raise ReportError(f"{claim}: {quantity!r} {how} has samples and no bound: a bound is measured or sourced")
     timed = isinstance(samples, (Rounds, Ratio)) or (how == "counted" and drift.kind_of_unit(unit) in ("time", "rate"))
     if timed and how != "measured":
         raise ReportError(
@@ -86,7 +99,7 @@ def judge(
     lower, upper = (at_least and float(at_least[0])), (at_most and float(at_most[0]))
     verdict, why, noise = "not measurable here", "", ""
     if not missing:
-        verdict, why = decide(values, interval, accept, (lower, upper), unit)
+        verdict, why = decide(values, interval, accept, (lower, upper), unit, how)
         verdict += " in ratio" * (in_ratio and verdict == "reproduced")
         if how == "measured" and interval and verdict != "undecided here":
             noise = _noise(float(np.median(values)), lower, upper, unit)
@@ -126,7 +139,7 @@ def pooled(rows: Sequence[Record]) -> tuple[str, str]:
     elif values:
         interval = spread_of(values, first.how, first.unit)
     bounds = (None if None in lowers else min(lowers)), (None if None in uppers else max(uppers))
-    word, why = decide(values, interval, tuple(first.accept), bounds, first.unit, f"more than {len(medians)} runs")
+    word, why = decide(values, interval, tuple(first.accept), bounds, first.unit, first.how, f"more than {len(medians)} runs")
     word += " in ratio" * (word == "reproduced" and any(row.verdict == "reproduced in ratio" for row in rows))
     return word, why or f"{_span(interval, first.unit)} of {len(medians)} runs" if interval else why
 
@@ -145,10 +158,11 @@ def widened(interval: Interval, unit: str) -> Interval:
 
 
 def decide(
-    values: Sequence[float], interval: Interval | None, accept: Region, possible: Region, unit: str, more: str = ""
-) -> tuple[str, str]:
+    values: Sequence[float], interval: Interval | None, accept: Region, possible: Region, unit: str, how: str = "measured",
+    more: str = "",
+) -> tuple[str, str]:  # fmt: skip
     """(verdict, what the engine adds to the reason). Samples outrank stated bounds. ``more``: what would decide what the
-    samples leave open."""
+    samples leave open, if it is not what HOW says."""
     accepted, bounds = _numbers(accept), _numbers(possible)
     if interval and (interval[0] > bounds[1] or interval[1] < bounds[0]):
         bound = format_quantity(bounds[1] if interval[0] > bounds[1] else bounds[0], unit)
@@ -166,10 +180,10 @@ def decide(
     if accepted[0] <= interval[0] and interval[1] <= accepted[1]:
         return "reproduced", ""
     if interval[1] < accepted[0] or interval[0] > accepted[1]:
-        return "not reproduced", ""
+        return (CONTRADICTS if how == OWN else "not reproduced"), ""
     edge = next(edge for edge in accepted if interval[0] <= edge <= interval[1])
     told = f"{_span(interval, unit)} contains the threshold {format_quantity(edge, unit)}"
-    more = more or f"more than {len(values)} samples, or several runs (`kit verify`),"
+    more = more or HOW[how].format(len(values))
     return "undecided here", f"{told}; {more} would decide it"
 
 

@@ -11,10 +11,10 @@ import torch
 
 import kit
 from kit.cpu import simd
-from kit.cpu.buffers import ARENA
 from kit.cpu.operations import run
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
+from kit.lab.findings import scalar
 from kit.lab.measuring import child
 from kit.lab.measuring.kept import once_a_run
 from kit.system import usable_cores
@@ -24,17 +24,23 @@ _BYTES = {STAND_IN: 250 << 20, OURS: 250 << 20, GGUF_PY: 40 << 20}  # of float32
 
 
 class StandIn(kit.Weights):
-    """Weights that the calling thread dequantizes alone, without vector code.
+    """Weights as the reports' program dequantizes them: the calling thread alone, a weight at a time, compiled without vector
+    code, into memory that is new each time (a Rust ``Vec``).
 
-    This is similar to the reports' dequantizer, which made 7.6 GB/s of float32 in the median of their log (data/evidence.yaml:
-    dequantize-gbps); gguf-py makes a twentieth of that.
+    Theirs made 7.6 GB/s of float32 in the median of their log (data/evidence.yaml: dequantize-gbps). Formats that
+    kit.lab.findings.scalar has no loop for take the kit's kernels on one thread.
     """
 
     def load(self, name: str) -> torch.Tensor:
         """Read and dequantize the tensor without the cache."""
-        blocks, out = np.ascontiguousarray(self.read(name)), ARENA.empty(self.shape(name), self.dtype, self.trace)
-        with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)), simd.using("plain"):
-            run("dequantize", blocks, FORMATS[self.info(name).qtype], out, alone=True)
+        format = FORMATS[self.info(name).qtype]
+        blocks, out = np.ascontiguousarray(self.read(name)), torch.empty(self.shape(name), dtype=self.dtype)
+        with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):
+            if format.name in scalar.LOOPS and out.dtype == torch.float32:
+                scalar.dequantize(blocks, format, out)
+            else:
+                with simd.using("plain"):
+                    run("dequantize", blocks, format, out, alone=True)
         return out
 
 

@@ -89,12 +89,20 @@ class ThreadLocal(threading.local, _Instances):
         self.instance = WeightCache(policy.fresh(), trace)
 
 
-class CopyOnHit(WeightCache):
-    """Returns a copy at every hit, as ``Vec<f32>.clone()`` does in reports 002 and 003.
+class Copies(WeightCache):
+    """Keeps and hands out copies, as ``Vec<f32>.clone()`` does in reports 002 and 003: a hit returns a copy of what is held, a
+    miss keeps a copy of what it returns (``get_or_dequantize``).
 
-    Symptom: a hit reads and writes the whole tensor, which costs as much memory traffic as it saves.
+    Symptom: a hit reads and writes the whole tensor, which costs as much memory traffic as it saves; a miss pays for it, too.
     """
 
     def get(self, key, size, load):
-        """A copy of the value."""
-        return super().get(key, size, load).clone()
+        """A value that is the caller's own."""
+        made = []
+
+        def kept():
+            made.append(load())
+            return made[0].clone()
+
+        held = super().get(key, size, kept)
+        return made[0] if made else held.clone()

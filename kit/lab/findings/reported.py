@@ -1,6 +1,7 @@
-"""The set-up of reports 000 to 003 as numbers: their model by its geometry, their machine by its maker's figures."""
+"""The set-up of the reports as numbers: their models by geometry, the machine of 000 to 003 by its maker's figures."""
 
 from functools import cache
+from math import prod
 from types import SimpleNamespace
 
 import pandas as pd
@@ -10,6 +11,7 @@ from kit.lab.claims import table as claims
 from kit.lab.claims.judge import judge
 from kit.lab.claims.records import Record
 from kit.lab.measuring.machine import peaks
+from kit.lab.predicting.attention import attention_flops
 from kit.lab.predicting.order import Kind
 from kit.lab.predicting.ways import UsedTensor
 from kit.lab.synthetic.geometry import GEOMETRIES
@@ -76,3 +78,18 @@ def least_by_width() -> pd.Series:
     """The least seconds per token of their model on their machine, by what a weight is kept as."""
     sizes = {width: bytes_ * elements() for width, bytes_ in WIDTHS.items()} | {"blocks of the file": block_bytes()}
     return pd.Series({width: least_seconds(nbytes) for width, nbytes in sizes.items()})
+
+
+def attention_share(positions: int, model: str = MODEL) -> float:
+    """Of a token's floating-point operations those of attention, after so many positions."""
+    config = GEOMETRIES[model].config()
+    flops = sum(attention_flops(config, positions, layer) for layer in range(len(config.layers)))
+    return flops / (flops + 2 * sum(use.elements for use in uses(model) if not use.is_rows))
+
+
+def least_tokens(seconds_a_tile: float = 0.001, entries: int = 20, model: str = "tinyllama-1.1b") -> tuple[float, float]:
+    """(seconds of the first token, of a later one) by report 004's own figures where they are best: 1 to 5 ms per tile of 256
+    by 256 values, and a cache that keeps its largest layers."""
+    shapes = {tensor.name: tensor.shape for tensor in GEOMETRIES[model].tensors("Q4_K_M") if len(tensor.shape) == 2}
+    tiles = [prod(-(-size // 256) for size in shape) for name, shape in shapes.items() if name != "token_embd.weight"]
+    return seconds_a_tile * sum(tiles), seconds_a_tile * sum(sorted(tiles)[: max(0, len(tiles) - entries)])

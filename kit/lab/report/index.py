@@ -5,6 +5,7 @@ from pathlib import Path
 from kit.errors import ReportError
 from kit.lab.claims import book, evidence, gates
 from kit.lab.claims.book import Entry
+from kit.lab.claims.judge import OWN, SOURCE
 from kit.lab.claims.records import WARNED, Record
 from kit.lab.measuring import measurements
 from kit.lab.report import content, html, lead, planning, published, theme
@@ -20,6 +21,7 @@ ANSWERED = {  # the claims that a reader comes for, and what each asks
     "tile-295-5": "Does a tile need 295 ms, and a GPU to be fast?",
     "five-tokens": "Can five tokens go from 8 hours to 35 seconds?",
 }
+NOT_HERE = ("computed", OWN, SOURCE)  # of the claim's own model and machine
 TO_DO = "07_memory_frontier"  # its answer is what to do
 FIRST_CARD = "09_your_model"
 
@@ -113,11 +115,15 @@ def answers(entries: list[Entry]) -> list[dict]:
         claim, parts = entry.claim, [part.record for part in entry.parts if part.record.status == "ok"]
         if not parts:
             continue
-        here = [row for row in parts if row.how != "computed"]
+        here = [row for row in parts if row.how not in NOT_HERE]
         here = [row for row in here if row.unit == claim.unit] or [row for row in here if row.unit == here[0].unit]
         here.sort(key=lambda row: row.median, reverse=claim.unit == "s")
         bounded = [row for row in here if row.lower is not None or row.upper is not None]
-        computed = [row for row in parts if row.how == "computed" and (row.lower is not None or row.upper is not None)]
+        computed = [
+            row
+            for row in parts
+            if row.how == OWN or (row.how == "computed" and (row.lower is not None or row.upper is not None))
+        ]
         computed.sort(key=lambda row: row.unit != claim.unit)
         told.append({
             "question": question, "claim": claim, "verdict": entry.verdict, "decides": entry.decisive,
