@@ -28,6 +28,8 @@ class KitWarning(UserWarning):
 class GGUFError(KitError):
     """A file that is not a valid GGUF: names the file, the offset and what was expected there."""
 
+    offset: int | None = None  # of the byte that is wrong, where one is
+
 
 class QuantError(KitError):
     """A block format, dtype or backend that cannot be had, or data that is no whole number of blocks."""

@@ -43,6 +43,7 @@ class CompressedFile(AbstractContextManager, Shown):
     def __init__(self, path):
         self.gguf = reader.open(path)
         self.path, self.metadata, self.architecture = self.gguf.path, self.gguf.metadata, self.gguf.architecture
+        self.sizes = self.gguf.sizes
         self.paths, self.version, self.alignment, self.byteorder = self.gguf.paths, 3, self.gguf.alignment, "little"
         version, self.coding = self.metadata.get("kit.codec.version"), self.metadata.get("kit.codec.coding")
         if version is None:

@@ -55,14 +55,21 @@ def not_gguf(head: bytes) -> str:
     return "not a GGUF file"
 
 
+def hub_name(path: str) -> str:
+    """hf://owner/repo[@revision]/file.gguf for the URL of a file's page or download on the Hub; anything else as it is."""
+    if match := _HUB.match(path):
+        owner, repo, revision, file = match.groups()
+        return f"hf://{owner}/{repo}{'' if revision == 'main' else f'@{revision}'}/{file}"
+    return path
+
+
 def url(path: str) -> str:
     """What to do with a URL that was given for a file; "" for what is none, and for hf://."""
     if path.startswith("hf://") or not _URL.match(path):
         return ""
-    if match := _HUB.match(path):
-        owner, repo, revision, file = match.groups()
-        return f"is a URL: name it hf://{owner}/{repo}{'' if revision == 'main' else f'@{revision}'}/{file}"
-    return "is a URL: download it first, then name the file"
+    if hub_name(path) != path:
+        return f"is a URL: name it {hub_name(path)}"
+    return "is a URL: download it first, then name the file (kit inspect and kit explain read its header)"
 
 
 def no_language_model(file) -> str:

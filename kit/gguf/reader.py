@@ -74,6 +74,7 @@ class _File(NamedTuple):
     metadata: dict[str, Any]
     tensors: list[TensorInfo]
     file: MappedFile
+    end: int  # of the table of tensors: what comes after it is data
 
 
 class GGUFFile(Shown):
@@ -86,7 +87,7 @@ class GGUFFile(Shown):
 
     def __init__(self, paths: list[Path], parts: list[_File], pages: str = "large"):
         first, self.pages = parts[0], pages
-        self.path, self.paths = paths[0], paths
+        self.path, self.paths, self.sizes = paths[0], paths, [len(part.file.data) for part in parts]
         self.version, self.alignment, self.metadata = first.version, first.alignment, first.metadata
         self.byteorder = "little" if first.order == "<" else "big"
         self.tensors: dict[str, TensorInfo] = {info.name: info for part in parts for info in part.tensors}
@@ -109,7 +110,7 @@ class GGUFFile(Shown):
     @property
     def largest(self) -> Path:
         """The largest of ``paths``, to measure the disk with."""
-        return max(self.paths, key=os.path.getsize)
+        return max(zip(self.sizes, self.paths, strict=True))[1]
 
     def raw(self, name: str) -> np.ndarray:
         """The bytes of a tensor: a read-only uint8 view of the map, shape (nbytes,). Raises GGUFError."""
@@ -216,14 +217,15 @@ def open(path: str | os.PathLike, pages: str = "large") -> GGUFFile:
     paths = part_paths(resolve(path))
     allow_files(2 * len(paths))  # a MappedFile takes two descriptors
     known("pages", pages, PAGES, GGUFError)
-    parts = [_read_part(part_path, number, pages) for number, part_path in enumerate(paths)]
+    parts = [read_part(part_path, number, pages) for number, part_path in enumerate(paths)]
     checks.check_split(paths, parts)
     for path, part in zip(paths, parts, strict=True):
         checks.warn_of_zeros(path, part.file.data, part.tensors)
     return GGUFFile(paths, parts, pages)
 
 
-def _read_part(path: Path, number: int, pages: str) -> _File:
+def read_part(path: Path, number: int, pages: str) -> _File:
+    """Map one file and read its header; an error that has an ``offset`` is of that byte."""
     file = MappedFile(path, pages)
     cursor = Cursor(path, file.data)
     magic = cursor.take(4, "the magic 'GGUF'").tobytes()
@@ -243,7 +245,7 @@ def _read_part(path: Path, number: int, pages: str) -> _File:
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"{path}: 'general.alignment' is {alignment!r}, expected a power of two")
     table = _read_table(cursor, tensors, alignment, number)
-    return _File(version, cursor.order, alignment, metadata, table, file)
+    return _File(version, cursor.order, alignment, metadata, table, file, cursor.position)
 
 
 def _read_table(cursor: Cursor, count: int, alignment: int, part: int) -> list[TensorInfo]:

@@ -1,4 +1,5 @@
-"""Local files of a model that a user names: a path, a trained model, one part of a split model, ``hf://...``."""
+"""The one place that knows what a user may name a model by: a path, a trained model, one part of a split model, ``hf://...``,
+and what other programs have on this machine (kit.gguf.stores). Models on a web server are kit.gguf.remote's."""
 
 import os
 import re
@@ -6,22 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kit.errors import GGUFError, nearest
+from kit.gguf import stores
 from kit.gguf.foreign import url
+from kit.gguf.parts import PART, part_names
 from kit.gguf.trained import TRAINED, fetch
 
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL | re.ASCII)
 _HUB = re.compile(r"hf://(?P<owner>[\w.-]+)/(?P<repo>[\w.-]+)(?:@(?P<revision>[^/]+))?/(?P<file>.+)", re.ASCII)
-
-
-def part_names(name: str) -> list[str]:
-    """File names of all parts when ``name`` is one part of a split model (-00001-of-0000N.gguf), else itself."""
-    match = _PART.fullmatch(name)
-    if not match:
-        return [name]
-    number, count = int(match["number"]), int(match["count"])
-    if not 1 <= number <= count:
-        raise GGUFError(f"{name}: part {number} of {count}, expected a part from 1 to {count}")
-    return [f"{match['stem']}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
 
 
 def part_paths(path: Path) -> list[Path]:
@@ -38,7 +29,7 @@ def part_paths(path: Path) -> list[Path]:
 
 def model_name(path: str | os.PathLike) -> str:
     """The name of a model's file; of a split one without the part: a-00001-of-00002.gguf is a.gguf."""
-    match = _PART.fullmatch(name := Path(path).name)
+    match = PART.fullmatch(name := Path(path).name)
     return f"{match['stem']}.gguf" if match else name
 
 
@@ -79,10 +70,13 @@ def largest_part(path: Path) -> Path:
 
 
 def resolve(path: str | os.PathLike) -> Path:
-    """The local file for a path, the name of a trained model, or ``hf://owner/repo[@revision]/file.gguf``.
+    """The local file for a path, the name of a trained model, ``ollama:name:tag`` and the like (kit.gguf.stores), or
+    ``hf://owner/repo[@revision]/file.gguf``.
 
     Files of the Hub are downloaded by huggingface_hub into its cache; HF_TOKEN and HF_HUB_OFFLINE=1 apply.
     """
+    if stores.is_stored(str(path)):
+        return stores.find(str(path))
     if is_name(path):
         return fetch(str(path))
     refuse_misspelled(path)
@@ -90,19 +84,26 @@ def resolve(path: str | os.PathLike) -> Path:
         raise GGUFError(f"{path}: {remedy}")
     if not str(path).startswith("hf://"):
         return Path(os.path.expanduser(path))  # pathlib raises RuntimeError for a user that does not exist
-    match = _HUB.fullmatch(str(path))
-    if not match:
-        raise GGUFError(f"{path}: expected hf://owner/repo/file.gguf or hf://owner/repo@revision/file.gguf")
-    folder, _, name = match["file"].rpartition("/")
-    names = [f"{folder}/{part}".lstrip("/") for part in part_names(name)]
-    parts = [_download(str(path), f"{match['owner']}/{match['repo']}", part, match["revision"]) for part in names]
+    repo, revision, names = of_hub(str(path))
+    parts = [_download(str(path), repo, name, revision) for name in names]
     return parts[0]
 
 
+def of_hub(source: str) -> tuple[str, str | None, list[str]]:
+    """(owner/repo, revision, files: all parts) of ``hf://owner/repo[@revision]/file.gguf``; GGUFError for another form."""
+    match = _HUB.fullmatch(source)
+    if not match:
+        raise GGUFError(f"{source}: expected hf://owner/repo/file.gguf or hf://owner/repo@revision/file.gguf")
+    folder, _, name = match["file"].rpartition("/")
+    names = [f"{folder}/{part}".lstrip("/") for part in part_names(name)]
+    return f"{match['owner']}/{match['repo']}", match["revision"], names
+
+
 def absolute(model: str) -> str:
-    """``model`` with a path made absolute; "", URLs and the names of trained models are kept."""
+    """``model`` with a path made absolute; "", URLs and names of models are kept."""
     refuse_misspelled(model)
-    return model if not model or "://" in model or is_name(model) else str(Path(model).absolute())
+    kept = not model or "://" in model or is_name(model) or stores.is_stored(model)
+    return model if kept else str(Path(model).absolute())
 
 
 def is_name(model: str | os.PathLike) -> bool:
@@ -119,7 +120,17 @@ def refuse_misspelled(path: str | os.PathLike, names: Iterable[str] = ()) -> Non
 
 
 def _download(source: str, repo: str, name: str, revision: str | None) -> Path:
-    from huggingface_hub import constants, errors, hf_hub_download
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repo, name, revision=revision))
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:  # ValueError: an invalid repository or file name
+        raise hub_error(error, source, repo, name, revision) from error
+
+
+def hub_error(error: Exception, source: str, repo: str, name: str, revision: str | None) -> GGUFError:
+    """What an error of huggingface_hub means, with what to do."""
+    from huggingface_hub import constants, errors
 
     offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
     problems = {  # the first class that fits: GatedRepoError is a RepositoryNotFoundError
@@ -129,8 +140,17 @@ def _download(source: str, repo: str, name: str, revision: str | None) -> Path:
         errors.LocalEntryNotFoundError: f"not in the cache {constants.HF_HUB_CACHE}, and {offline}",
         errors.EntryNotFoundError: f"{repo} has no file {name!r}",
     }
+    known = next((text for kind, text in problems.items() if isinstance(error, kind)), None)
+    return GGUFError(f"{source}: {known or ' '.join(str(error).split())}")
+
+
+def cached(source: str) -> Path | None:
+    """The file of an hf:// name in the Hub's cache, of a split model the first part where all are there; None: not whole."""
+    from huggingface_hub import try_to_load_from_cache
+
+    repo, revision, names = of_hub(source)
     try:
-        return Path(hf_hub_download(repo, name, revision=revision))
-    except (errors.HfHubHTTPError, OSError, ValueError) as error:  # ValueError: an invalid repository or file name
-        known = next((text for kind, text in problems.items() if isinstance(error, kind)), None)
-        raise GGUFError(f"{source}: {known or ' '.join(str(error).split())}") from error
+        paths = [try_to_load_from_cache(repo, name, revision=revision) for name in names]
+    except ValueError as error:  # an invalid repository or file name
+        raise GGUFError(f"{source}: {' '.join(str(error).split())}") from None
+    return Path(paths[0]) if all(isinstance(path, str) for path in paths) else None

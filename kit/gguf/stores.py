@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kit.errors import GGUFError, nearest
+from kit.gguf.parts import begins_model
 from kit.system.paths import models_folder
 
 _MODEL = "application/vnd.ollama.image.model"
@@ -83,7 +84,7 @@ def _ollama(folder: Path) -> Iterator[tuple[str, Path]]:
 def _below(folder: Path) -> Iterator[tuple[str, Path]]:
     """Each GGUF file by its path in the folder."""
     for path in sorted(_files(folder)):
-        if path.suffix == ".gguf" and first_part(path.name):
+        if path.suffix == ".gguf" and begins_model(path.name):
             yield path.relative_to(folder).as_posix(), path
 
 
@@ -106,7 +107,7 @@ def _hub(folder: Path) -> Iterator[tuple[str, Path]]:
 def _llama(folder: Path) -> Iterator[tuple[str, Path]]:
     """Files in the folder itself, and since 2026 the layout of the Hub's cache."""
     for path in sorted(folder.glob("*.gguf")):
-        if first_part(path.name):
+        if begins_model(path.name):
             yield path.name, path
     for name, path in _hub(folder):
         yield name.removeprefix("//"), path
@@ -114,15 +115,6 @@ def _llama(folder: Path) -> Iterator[tuple[str, Path]]:
 
 def _llama_folders() -> list[Path]:
     return _given("LLAMA_CACHE") or [_cache("llama.cpp")]
-
-
-def first_part(name: str) -> bool:
-    """Whether a file is a whole model, or the first part of a split one."""
-    from kit.gguf.sources import part_names
-
-    with suppress(GGUFError):
-        return part_names(name)[0] == name
-    return False
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -152,7 +144,7 @@ def stored(prefix: str) -> dict[str, Path]:
 
 def everywhere() -> dict[str, Path]:
     """The same of all programs, and the GGUF files of kit's own folder of models by their paths."""
-    own = {str(path): path for path in sorted(models_folder().glob("*.gguf")) if first_part(path.name)}
+    own = {str(path): path for path in sorted(models_folder().glob("*.gguf")) if begins_model(path.name)}
     return own | {name: path for prefix in STORES for name, path in stored(prefix).items()}
 
 

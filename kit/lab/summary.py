@@ -22,7 +22,7 @@ def summarize(file: GGUFFile, memory_total: int, memory_available: int) -> dict[
     prefix, original = file.architecture + ".", getattr(file, "original_shapes", {})  # a compressed file has none
     return {
         "path": str(file.path),
-        "parts": [{"path": str(path), "bytes": path.stat().st_size} for path in file.paths],
+        "parts": [{"path": str(path), "bytes": size} for path, size in zip(file.paths, file.sizes, strict=True)],
         "version": file.version,
         "byteorder": file.byteorder,
         "alignment": file.alignment,

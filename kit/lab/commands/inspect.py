@@ -1,7 +1,10 @@
 """kit inspect: shows what a GGUF file contains, and what fits in this machine's memory."""
 
+import textwrap
+
 import click
 
+from kit.gguf.remote import download
 from kit.units import format_bytes, format_count, printable, to_json
 
 _WIDTH = 100
@@ -15,11 +18,16 @@ _WIDTH = 100
 def command(file, tensors, metadata, as_json):
     """Show what a model file holds and what fits in memory.
 
-    FILE is a GGUF file, a trained model of kit fetch, or hf://owner/repo/file.gguf. Only the header is read, so large
-    files take no longer. For a split file, name any part. What a context takes is for the architectures that kit runs.
+    FILE is a GGUF file, a name that kit models prints, hf://owner/repo/file.gguf or an https:// URL. Only the header is read,
+    so large files take no longer, and of a URL nothing else is downloaded. For a split file, name any part. What a context
+    takes is for the architectures that kit runs.
+
+    The label line compares the file's name with its content. The limit is the bytes that a token reads, at the speed at
+    which memory reads now.
 
     \b
     kit inspect model.gguf
+    kit inspect hf://owner/repo/model.gguf
     kit inspect model.gguf --tensors
     kit inspect model.gguf --json | jq .types
 
@@ -27,18 +35,23 @@ def command(file, tensors, metadata, as_json):
     """
     import kit
     from kit.gguf.foreign import NO_WEIGHTS
+    from kit.gguf.remote import opened as found
+    from kit.lab.predicting.beforehand import header_facts
     from kit.lab.summary import summarize
     from kit.system import memory_available, memory_limit
 
-    with kit.open(file) as opened:
+    with found(file) as opened:
         if opened.compressed:
             opened = kit.codec.CompressedFile(opened.path)
         facts = summarize(opened, memory_limit(), memory_available()) | {"contexts": _contexts(opened)}
+        facts |= {"source": getattr(opened, "source", None)} | header_facts(opened, _memory_speed(facts))
     if as_json:
         click.echo(to_json(facts))
         return
     holds = (
-        [_types(facts), _memory(facts), *[_history(facts)] * bool(facts["contexts"])] if facts["parameters"] else [[NO_WEIGHTS]]
+        [_types(facts), _per_token(facts), _memory(facts), *[_history(facts)] * bool(facts["contexts"])]
+        if facts["parameters"]
+        else [[NO_WEIGHTS]]
     )
     sections = [_overview(facts), *holds, _metadata(facts, None if metadata else 12)]
     if tensors:
@@ -47,7 +60,9 @@ def command(file, tensors, metadata, as_json):
 
 
 def _overview(facts):
-    yield printable(facts["path"])
+    yield printable(facts["source"] or facts["path"])
+    if facts["source"]:
+        yield f"only the header was read; {download(facts['source'])}"
     yield f"GGUF v{facts['version']}, {facts['byteorder']}-endian, alignment {facts['alignment']}"
     if len(facts["parts"]) > 1:
         yield f"{len(facts['parts'])} parts: " + ", ".join(format_bytes(part["bytes"]) for part in facts["parts"])
@@ -60,6 +75,31 @@ def _overview(facts):
         yield from facts["no_language_model"].split("; ")
     for key, value in facts["hyperparameters"].items():
         yield f"{_cell(key, 33):<34}{_shown(value)}"
+
+
+def _memory_speed(facts):
+    """How fast memory reads, for a language model; None where the library that measures it cannot be loaded."""
+    from kit.lab.predicting.beforehand import reads
+
+    try:
+        return reads() if facts["parameters"] and not facts["no_language_model"] else None
+    except (MemoryError, ImportError, RuntimeError):  # so few addresses that torch cannot be loaded
+        return None
+
+
+def _per_token(facts):
+    if label := facts["label"]:
+        yield from textwrap.wrap(printable(label["says"]), _WIDTH)
+    if facts["bits_per_weight"]:
+        yield f"{'bits per weight':<34}{facts['bits_per_weight']:.4g}"
+    if facts["bytes_per_token"] and not facts["no_language_model"]:
+        yield f"{'a token reads':<34}{format_bytes(facts['bytes_per_token'])}"
+        if head := facts["head"]:
+            yield f"{'  of that the output head':<34}{format_bytes(head['bytes'])}, {head['share']:.0%} ({head['name']})"
+    if limit := facts["limit"]:
+        when = "now" if limit["of"] == "now" else f"at best, of {limit['of']}"
+        memory = f"memory: {limit['bandwidth'] / 1e9:.1f} GB/s {when}"
+        yield f"{'at most, tokens per second here':<34}{limit['tokens_per_second']:.3g} ({memory})"
 
 
 def _types(facts):
