@@ -71,6 +71,10 @@ def open_header(name: str) -> RemoteFile:
     """The model of a URL by its header; all parts of a split one. GGUFError in one line for a server that does not answer, does
     not know the file, wants a login, gives no ranges, or cuts its answer."""
     source = foreign.hub_name(str(name))
+    try:
+        urlsplit(source)
+    except ValueError as error:
+        raise GGUFError(f"{source}: is no URL: {error}") from None
     with tempfile.TemporaryDirectory(prefix="kit-header-") as folder:
         parts = [_header(_shown(source), part, Path(folder, str(number)), number) for number, part in enumerate(_parts(source))]
     paths = [Path(part.name) for part in _parts(source)]

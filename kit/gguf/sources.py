@@ -101,9 +101,10 @@ def of_hub(source: str) -> tuple[str, str | None, list[str]]:
 
 def absolute(model: str) -> str:
     """``model`` with a path made absolute; "", URLs and names of models are kept."""
+    if not model or "://" in model or is_name(model) or stores.is_stored(model):
+        return model
     refuse_misspelled(model)
-    kept = not model or "://" in model or is_name(model) or stores.is_stored(model)
-    return model if kept else str(Path(model).absolute())
+    return str(Path(model).absolute())
 
 
 def is_name(model: str | os.PathLike) -> bool:

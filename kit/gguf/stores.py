@@ -142,6 +142,11 @@ def stored(prefix: str) -> dict[str, Path]:
     return models
 
 
+def names() -> list[str]:
+    """The names of all models that other programs have."""
+    return [name for prefix in STORES for name in stored(prefix)]
+
+
 def everywhere() -> dict[str, Path]:
     """The same of all programs, and the GGUF files of kit's own folder of models by their paths."""
     own = {str(path): path for path in sorted(models_folder().glob("*.gguf")) if begins_model(path.name)}

@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-_MODELS = ("kit.gguf.trained:TRAINED",)
-_VALUES = {  # parameter of a command -> tables ("module:name") with its values; a module is imported when somebody asks
+_MODELS = ("kit.gguf.trained:TRAINED", "kit.gguf.stores:names")
+_VALUES = {  # parameter of a command -> tables or functions ("module:name") of its values; imported when somebody asks
     "file": _MODELS,
     "model": _MODELS,
-    "names": _MODELS,
+    "names": ("kit.gguf.trained:TRAINED",),
     "routes": (*_MODELS, "kit.lab.predicting.routes:CAPTURES"),
     "name": ("kit.lab.synthetic.geometry:GEOMETRIES",),
     "mix": ("kit.lab.synthetic.geometry:MIXES",),
@@ -51,7 +51,8 @@ def values(name: str) -> list[str]:
     words = list(_WORDS.get(name, ()))
     for table in _VALUES.get(name, ()):
         module, _, attribute = table.partition(":")
-        words += getattr(importlib.import_module(module), attribute)
+        listed = getattr(importlib.import_module(module), attribute)
+        words += listed() if callable(listed) else listed
     return words
 
 

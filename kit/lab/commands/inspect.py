@@ -4,7 +4,6 @@ import textwrap
 
 import click
 
-from kit.gguf.remote import download
 from kit.units import format_bytes, format_count, printable, to_json
 
 _WIDTH = 100
@@ -22,8 +21,8 @@ def command(file, tensors, metadata, as_json):
     so large files take no longer, and of a URL nothing else is downloaded. For a split file, name any part. What a context
     takes is for the architectures that kit runs.
 
-    The label line compares the file's name with its content. The limit is the bytes that a token reads, at the speed at
-    which memory reads now.
+    One line compares the file's name with its content. Of a URL kit also says the limit of this machine: the bytes that a
+    token reads, at the speed at which memory reads now. kit explain says it of a file.
 
     \b
     kit inspect model.gguf
@@ -44,7 +43,8 @@ def command(file, tensors, metadata, as_json):
         if opened.compressed:
             opened = kit.codec.CompressedFile(opened.path)
         facts = summarize(opened, memory_limit(), memory_available()) | {"contexts": _contexts(opened)}
-        facts |= {"source": getattr(opened, "source", None)} | header_facts(opened, _memory_speed(facts))
+        facts["source"] = getattr(opened, "source", None)
+        facts |= header_facts(opened, _memory_speed(facts))
     if as_json:
         click.echo(to_json(facts))
         return
@@ -62,6 +62,8 @@ def command(file, tensors, metadata, as_json):
 def _overview(facts):
     yield printable(facts["source"] or facts["path"])
     if facts["source"]:
+        from kit.gguf.remote import download
+
         yield f"only the header was read; {download(facts['source'])}"
     yield f"GGUF v{facts['version']}, {facts['byteorder']}-endian, alignment {facts['alignment']}"
     if len(facts["parts"]) > 1:
@@ -78,13 +80,11 @@ def _overview(facts):
 
 
 def _memory_speed(facts):
-    """How fast memory reads, for a language model; None where the library that measures it cannot be loaded."""
+    """How fast memory reads, for a language model on a server; None for a file, of which kit explain says it: importing torch
+    takes longer than the rest of kit inspect."""
     from kit.lab.predicting.beforehand import reads
 
-    try:
-        return reads() if facts["parameters"] and not facts["no_language_model"] else None
-    except (MemoryError, ImportError, RuntimeError):  # so few addresses that torch cannot be loaded
-        return None
+    return reads() if facts["source"] and facts["parameters"] and not facts["no_language_model"] else None
 
 
 def _per_token(facts):
@@ -124,16 +124,11 @@ def _memory(facts):
 
 
 def _contexts(opened):
-    """What a sequence takes by its length (predicting.remembered); [] where the kit has no pass for the architecture."""
-    from kit.errors import KitError
-
     try:
-        from kit.lab.predicting.remembered import contexts
-        from kit.model.hyperparameters import read_config
-
-        return contexts(read_config(opened))
-    except (KitError, MemoryError):  # the second where addresses are too few to import torch
+        from kit.lab.predicting.remembered import contexts_of
+    except MemoryError:  # addresses are too few to import torch
         return []
+    return contexts_of(opened)
 
 
 def _history(facts):

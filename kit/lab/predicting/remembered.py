@@ -1,5 +1,6 @@
 """What a model remembers of a sequence, by kind of layer: bytes that are held, and that a token reads and writes."""
 
+from kit.errors import KitError
 from kit.model.config import Config
 from kit.model.layers import Memory
 from kit.model.layers.kind import KV_TYPES
@@ -29,6 +30,16 @@ def held(config: Config, positions: int) -> dict:
     whole = all(layer.mixer.head_dim % _QK8_0 == 0 for layer in config.layers if layer.mixer.memory.position)
     kv = {kind: sum(memory.held(positions, width) for memory in memories) - states for kind, width in KV_TYPES.items()}
     return {"positions": positions, "states": states, "kv": kv if whole else kv | {"q8_0": None}}
+
+
+def contexts_of(file) -> list[dict]:
+    """``contexts`` of an open file, or of its header; [] where the kit has no pass for the architecture."""
+    from kit.model.hyperparameters import read_config
+
+    try:
+        return contexts(read_config(file))
+    except (KitError, MemoryError):  # the second where addresses are too few to import torch
+        return []
 
 
 def contexts(config: Config, some=(4096, 32768)) -> list[dict]:

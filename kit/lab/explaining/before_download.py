@@ -1,0 +1,53 @@
+"""What kit explain says of a model on a server, from its header alone: size, types, fit and the limit of this machine."""
+
+from kit.errors import CacheError
+from kit.gguf.foreign import check_model
+from kit.gguf.remote import download, open_header
+from kit.lab.predicting.beforehand import header_facts, reads
+from kit.lab.predicting.remembered import contexts_of
+from kit.lab.summary import summarize
+from kit.system import memory_available, memory_limit
+from kit.units import format_bytes, format_count, printable
+
+
+def explain(name: str, whole: int | None = None) -> tuple[dict, list[str]]:
+    """(plain data, paragraphs) of a URL. ``whole``: bytes that the process may take; None: what is free. The data has the keys
+    ``file`` and ``contexts`` as of any explained file, ``source``, ``says``, and those of
+    kit.lab.predicting.beforehand.header_facts."""
+    with open_header(name) as file:
+        check_model(file)
+        room = memory_available() if whole is None else whole
+        facts = summarize(file, memory_limit(), memory_available())
+        lengths, known = contexts_of(file), header_facts(file, reads())
+    blocks = facts["working_sets"]["blocks"]["bytes"]
+    types = ", ".join(f"{row['qtype']} {row['bytes'] / blocks:.0%}" for row in facts["types"][:3])
+    says = [
+        f"{printable(file.source)}: architecture {printable(facts['architecture'])}, {format_count(facts['parameters'])} "
+        f"parameters in {facts['tensors']} tensors and {facts['layers']} layers; {format_bytes(sum(file.sizes))} to download, "
+        f"{format_bytes(blocks)} of blocks ({types}), {known['bits_per_weight']:.3g} bits per weight."
+    ]
+    if label := known["label"]:
+        says.append(f"It is {label['says']}.")
+    if limit := known["limit"]:
+        head = known["head"]
+        part = f", {head['share']:.0%} of it for the output head" if head else ""
+        when = "now" if limit["of"] == "now" else f"at best, of {limit['of']}"
+        says.append(
+            f"At most {limit['tokens_per_second']:.3g} tokens per second here: a token reads "
+            f"{format_bytes(known['bytes_per_token'])}{part}, and memory reads at {limit['bandwidth'] / 1e9:.1f} GB/s {when}."
+        )
+    fits = "It fits" if blocks <= room else "It does not fit"
+    says.append(f"{fits}: {format_bytes(blocks)} of blocks, and {format_bytes(room)} are free." if whole is None else
+                f"{fits}: {format_bytes(blocks)} of blocks, in {format_bytes(room)}.")  # fmt: skip
+    if lengths:
+        last = lengths[-1]
+        says.append(f"A context of {last['positions']:,} takes {format_bytes(last['kv']['float16'])} of KV cache in float16.")
+    says.append(f"Nothing was downloaded but the header, and nothing was run: {download(file.source)}.")
+    facts = {key: value for key, value in facts.items() if key not in ("metadata", "tensor_table")}
+    return {"source": file.source, "file": facts, "contexts": lengths, **known, "says": says}, says
+
+
+def refuse(given: dict[str, object]) -> None:
+    """CacheError for options that need the file: option -> its value."""
+    if wrong := [name for name, value in given.items() if value]:
+        raise CacheError(f"of a model on a server only the header is read: leave out {', '.join(wrong)}, or download it first")
