@@ -27,8 +27,8 @@ TRACE = click.Path(exists=True, dir_okay=False)
 def command(file, memory, room, tokens, trace, via, skew, thorough, machine, everything, again, as_json, report):
     """Explain what a model costs here and what to change.
 
-    FILE is a GGUF file, or a name that kit models prints. Of an https:// URL, or an hf://owner/repo/file.gguf that is not in
-    the Hub's cache, only the header is read: kit says size, types, fit and limit before you download it.
+    FILE is a GGUF file, a name that kit models prints, an https:// URL or hf://owner/repo/file.gguf. If the file is not on
+    this machine, kit reads only its header, and says size, types, fit and limit before you download it.
 
     The answer comes first: the limit of this machine for this file in tokens per second, the speed that kit reaches and how,
     the speed of llama.cpp if it is installed (pip install xllamacpp), the one thing to change, and the command for it. Then:

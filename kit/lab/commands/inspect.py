@@ -18,11 +18,11 @@ def command(file, tensors, metadata, as_json):
     """Show what a model file holds and what fits in memory.
 
     FILE is a GGUF file, a name that kit models prints, hf://owner/repo/file.gguf or an https:// URL. Only the header is read,
-    so large files take no longer, and of a URL nothing else is downloaded. For a split file, name any part. What a context
+    so large files take no longer, and nothing else of a URL is downloaded. For a split file, name any part. What a context
     takes is for the architectures that kit runs.
 
-    One line compares the file's name with its content. Of a URL kit also says the limit of this machine: the bytes that a
-    token reads, at the speed at which memory reads now. kit explain says it of a file.
+    One line compares the file's name with its content. For a URL kit also says the limit of this machine: the bytes that a
+    token reads, at the speed at which memory reads now. kit explain says it for a file.
 
     \b
     kit inspect model.gguf
