@@ -63,6 +63,10 @@ class EngineError(KitError):
     """An engine that cannot be opened, or does not answer as one: names what was typed after --engine and the remedy."""
 
 
+class ServerError(EngineError):
+    """A running server that cannot be asked or explained: names its URL and the remedy."""
+
+
 class ReportError(KitError):
     """A run that cannot start: unknown notebook, parameter or profile, an output folder without rights."""
 

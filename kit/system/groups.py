@@ -4,6 +4,7 @@ Both versions, also mounted side by side, as the kernel's documents admin-guide/
 container may see its own group as the root, or the host's path of it; /proc/self/mountinfo tells which.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,12 +34,12 @@ def text_of(path) -> str:
         return ""
 
 
-def own(controller: str) -> list[tuple[int, Path]]:
-    """(version, folder) of each group that holds this process, for a controller such as "memory": its own first, the root last.
+def own(controller: str, process: int | str = "self") -> list[tuple[int, Path]]:
+    """(version, folder) of each group that holds a process, for a controller such as "memory": its own first, the root last.
 
     A version that is not mounted has none.
     """
-    groups = [line.split(":", 2)[1:] for line in text_of("/proc/self/cgroup").splitlines()]
+    groups = [line.split(":", 2)[1:] for line in text_of(f"/proc/{process}/cgroup").splitlines()]
     folders = []
     for version, root, mount in _mounts(controller):
         names = "" if version == 2 else controller
@@ -60,13 +61,13 @@ def _mounts(controller: str) -> Iterator[tuple[int, str, Path]]:
                 yield (2 if kind == "cgroup2" else 1), root, Path(mount)
 
 
-def memory() -> list[tuple[int, int]]:
-    """(limit, bytes free below it) of each group of this process that has a limit of memory.
+def memory(process: int | str = "self") -> list[tuple[int, int]]:
+    """(limit, bytes free below it) of each group of a process that has a limit of memory.
 
     Free is what is not in use, and the inactive pages of files, which the kernel drops before it kills.
     """
     limits = []
-    for version, folder in own("memory"):
+    for version, folder in own("memory", process):
         files = MEMORY[version]
         limit = min(_numbers(text_of(folder / name) for name in files.limits), default=None)
         if limit is not None:
@@ -77,17 +78,32 @@ def memory() -> list[tuple[int, int]]:
     return limits
 
 
-def cores() -> list[int]:
-    """The cores' worth of time, rounded up, that each group of this process with such a limit gives."""
-    quotas = []
-    for version, folder in own("cpu"):
+def cores(process: int | str = "self") -> list[int]:
+    """The cores' worth of time, rounded up, that each group of a process with such a limit gives."""
+    return [math.ceil(share) for share in quotas(process)]
+
+
+def quotas(process: int | str = "self") -> list[float]:
+    """The cores' worth of time that each group of a process with such a limit gives."""
+    found = []
+    for version, folder in own("cpu", process):
         words = text_of(folder / "cpu.max").split() if version == 2 else [
             text_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")
         ]  # fmt: skip
         numbers = _numbers(words)
         if len(numbers) == 2 and min(numbers) > 0:  # a quota of "max", or of -1: no limit
-            quotas.append(-(-numbers[0] // numbers[1]))
-    return quotas
+            found.append(numbers[0] / numbers[1])
+    return found
+
+
+def throttled(process: int | str = "self") -> float:
+    """Seconds, added over cores, that the groups of a process have held it back because their time was used up."""
+    seconds = 0.0
+    for _, folder in own("cpu", process):
+        stat = dict(line.split()[:2] for line in text_of(folder / "cpu.stat").splitlines() if " " in line)
+        for name, unit in (("throttled_usec", 1e6), ("throttled_time", 1e9)):  # version 2, version 1
+            seconds += sum(_numbers([stat.get(name, "")])) / unit
+    return seconds
 
 
 def _numbers(texts) -> list[int]:

@@ -84,14 +84,15 @@ def watched(work: Callable[[], object], with_: Iterable[psutil.Process] = ()) ->
     """(``work()``, cores that other processes used meanwhile, whether that disturbed it). ``with_``: processes whose work is
     part of it, beside this one."""
     own = [psutil.Process(), *with_]
-    start, before = time.perf_counter(), _seconds_of_others(own)
+    start, before = time.perf_counter(), seconds_of_others(own)
     done = work()
-    end, after = time.perf_counter(), _seconds_of_others(own)
+    end, after = time.perf_counter(), seconds_of_others(own)
     others = max(0.0, (after - before) / max(end - start, 1e-9))
     return done, others, others > BUSY and end - start >= _SAMPLE_SECONDS  # CPU times have a resolution of 10 ms
 
 
-def _seconds_of_others(own: Iterable[psutil.Process]) -> float:
+def seconds_of_others(own: Iterable[psutil.Process]) -> float:
+    """Seconds of cores that all processes but ``own`` have used so far."""
     total = psutil.cpu_times()
     busy = sum(total) - total.idle - getattr(total, "iowait", 0.0) - getattr(total, "guest", 0.0)
     return busy - sum(times.user + times.system for times in (process.cpu_times() for process in own))

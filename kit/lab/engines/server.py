@@ -1,0 +1,197 @@
+"""A client of a running server: llama-server, Ollama, or any that speaks OpenAI's protocol, by the URL that the user typed.
+
+Requests go to that URL and nowhere else: no redirect is followed and no proxy of the environment is used. A key comes from the
+environment (KIT_SERVER_KEY), goes to that host alone, and is written nowhere.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import cached_property
+from urllib.parse import urlsplit
+
+import httpx
+
+from kit.errors import ServerError
+from kit.lab.engines.meter import Received, Report
+from kit.lab.engines.protocols import PROTOCOLS, Asked, Protocol, event_of
+
+KEY = "KIT_SERVER_KEY"
+_CONNECT, _ANSWER = 5.0, 300.0  # seconds to wait for a connection, and for the next piece of an answer
+_SHORT = 10.0  # for the questions that no model works on
+_LOCAL = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::")
+
+
+def is_server(text: str) -> bool:
+    """Whether a text is the URL of a server, and not of a file."""
+    return text.startswith(("http://", "https://")) and not urlsplit(text).path.endswith(".gguf")
+
+
+class Server:
+    """A running server. ServerError in one line where nothing listens, or it is of another kind.
+
+    ``model``: the name of one of its models; not needed where it has one. ``tokenizer``: of the file that it runs, once that is
+    known: it counts what is received.
+    """
+
+    def __init__(self, url: str, model: str = ""):
+        parts = urlsplit(url)
+        try:
+            self.host, self.port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError as error:
+            raise ServerError(f"{url}: {error}: give http://host:port") from None
+        if parts.username or parts.password or parts.query:
+            raise ServerError(f"{self.host}: leave name, password and query out of the URL; a key goes into {KEY}")
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+        self.tokenizer = None
+        key = os.environ.get(KEY)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx.Timeout(_ANSWER, connect=_CONNECT)
+        self._client = httpx.Client(headers=headers, timeout=timeout, trust_env=False, follow_redirects=False)
+        try:
+            self.protocol, self.about = self._recognize()
+            self.model = self._choose(model)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the connections."""
+        self._client.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    @property
+    def local(self) -> bool:
+        """Whether it runs on this machine, as far as its name tells."""
+        return self.host in _LOCAL
+
+    @property
+    def name(self) -> str:
+        """Of the engine."""
+        return self.protocol.name
+
+    @property
+    def version(self) -> str:
+        """As the server tells it."""
+        return str(self.about.get("build_info") or self.about.get("version") or "")
+
+    def get(self, path: str, **body) -> dict:
+        """The JSON of a short question, a POST where it has a ``body``; {} where the server has no answer to it."""
+        try:
+            method = "POST" if body else "GET"
+            answer = self._client.request(method, f"{self.url}{path}", json=body or None, timeout=_SHORT)
+            said = answer.json() if answer.status_code == 200 else {}
+        except (httpx.HTTPError, ValueError):
+            return {}
+        return said if isinstance(said, dict) else {"list": said}
+
+    def _recognize(self) -> tuple[Protocol, dict]:
+        refused = ""
+        for protocol in PROTOCOLS:
+            path, key = protocol.found_by
+            try:
+                answer = self._client.get(f"{self.url}{path}", timeout=_SHORT)
+            except httpx.ConnectError:
+                raise ServerError(f"{self.url}: nothing listens there; start the server, or correct host and port") from None
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+                told = " ".join(str(error).split()) or type(error).__name__
+                raise ServerError(f"{self.url}: no answer of HTTP ({told}): is it the port of the model's server?") from None
+            if answer.status_code in (401, 403):
+                raise ServerError(f"{self.url}: the server wants a key ({answer.status_code}); set {KEY}")
+            if answer.is_redirect:
+                refused = f"; it redirects to {answer.headers.get('location', 'another place')}: give that URL if you trust it"
+            if answer.status_code == 503 and protocol is PROTOCOLS[0]:
+                raise ServerError(f"{self.url}: the server is loading its model; ask again when it has")
+            try:
+                said = answer.json() if answer.status_code == 200 else None
+            except ValueError:
+                continue
+            if isinstance(said, dict) and key in said:
+                return protocol, said
+        kinds = "llama-server, Ollama or an OpenAI-compatible server"
+        raise ServerError(f"{self.url}: a server of another kind, not {kinds}{refused}")
+
+    @cached_property
+    def loaded(self) -> list[dict]:
+        """The models that Ollama holds in memory (/api/ps)."""
+        return self.get("/api/ps").get("models") or []
+
+    def _choose(self, wanted: str) -> str:
+        listed = [str(row.get("id")) for row in self.get("/v1/models").get("data") or [] if isinstance(row, dict)]
+        running = [str(row.get("name") or row.get("model")) for row in self.loaded] if self.name == "Ollama" else listed
+        if wanted:
+            known = [name for name in dict.fromkeys(running + listed) if name in (wanted, f"{wanted}:latest")]
+            if not known and (running or listed):
+                raise ServerError(f"{self.url}: has no model {wanted!r}; it has {', '.join((running or listed)[:8])}")
+            return (known or [wanted])[0]
+        if len(running) > 1:
+            names = ", ".join(running[:8])
+            raise ServerError(f"{self.url}: {len(running)} models are loaded ({names}): name one, --served {running[0]}")
+        if not running and len(listed) != 1 and self.name == "Ollama":
+            have = f"; it has {', '.join(listed[:8])}: name one, --served {listed[0]}" if listed else ""
+            raise ServerError(f"{self.url}: no model is loaded{have}")
+        return (running or listed or [""])[0]
+
+    def ask(self, prompt: list[int], tokens: int, cached: bool = True, at_first: Callable[[], object] = bool,
+            at_end: Callable[[], object] = bool, text: str | None = None) -> Received:  # fmt: skip
+        """Stream an answer. ``prompt``: token ids, or ``text`` where no tokenizer is known. ``at_first``: called when the first
+        piece has come, ``at_end`` when the last one has. A broken connection is part of what is received, no exception."""
+        written = text if text is not None else self.tokenizer.decode(prompt, special=True)
+        asked = Asked(tuple(prompt), written, tokens, self.model, cached)
+        body = self.protocol.body(asked)
+        if not prompt and self.protocol.takes_ids:
+            body["prompt"] = written
+        start, arrivals, texts, ids, raw = time.perf_counter(), [], [], [], []
+        status, ended, stop, error, report = 0, False, "", "", Report()
+        try:
+            with self._client.stream("POST", f"{self.url}{self.protocol.path}", json=body) as answer:
+                status = answer.status_code
+                if status != 200:
+                    raw.append(answer.read())
+                    error = _told(raw[0])
+                for line in answer.iter_lines() if status == 200 else ():
+                    raw.append(line.encode() + b"\n")
+                    if (event := event_of(line)) is None:
+                        continue
+                    piece = self.protocol.piece(event)
+                    if piece.text or piece.ids:
+                        arrivals.append(time.perf_counter() - start)
+                        texts.append(piece.text)
+                        ids += piece.ids
+                        if len(arrivals) == 1:
+                            at_first()
+                    ended, stop = ended or piece.ended, piece.stop or stop
+                    error, report = piece.error or error, piece.report or report
+        except (httpx.HTTPError, ValueError) as problem:
+            error = error or ("" if arrivals else " ".join(str(problem).split()) or type(problem).__name__)
+        seconds = time.perf_counter() - start
+        at_end()
+        answer_text = "".join(texts)
+        received = self._count(answer_text, ids)
+        return Received(
+            tokens, seconds, status, b"".join(raw), tuple(arrivals), received, answer_text, tuple(ids), ended, stop, error, report
+        )
+
+    def _count(self, text: str, ids: list[int]) -> int | None:
+        """Tokens received: the ids that came, if they are that text, else the text's tokens by the file's own tokenizer."""
+        if self.tokenizer is None:
+            return len(ids) or (None if text else 0)
+        if ids and self.tokenizer.decode(ids).strip("\ufffd") == text.strip("\ufffd"):
+            return len(ids)
+        return len(self.tokenizer.encode(text, special=False, ends=False)) if text else 0
+
+
+def _told(body: bytes) -> str:
+    """The message of an error's body, in one line."""
+    try:
+        said = json.loads(body)
+        told = said.get("error", said) if isinstance(said, dict) else said
+        return " ".join(str(told.get("message", told) if isinstance(told, dict) else told).split())[:300]
+    except ValueError:
+        return " ".join(body.decode("utf-8", "replace").split())[:120]

@@ -1,0 +1,359 @@
+"""A running server measured by its client: decode, prompts, a second turn, depth; watched meanwhile, in a budget of seconds."""
+
+import time
+from collections.abc import Callable
+from functools import cached_property, partial
+
+import numpy as np
+import psutil
+
+import kit
+from kit.errors import KitError, ServerError
+from kit.gguf.uses import bytes_used, uses_of
+from kit.lab.engines import owner as owners
+from kit.lab.engines import watch as watching
+from kit.lab.engines.meter import Received
+from kit.lab.engines.server import Server
+from kit.lab.engines.watch import Seen, Watch
+from kit.lab.explaining import causes, remedies
+from kit.lab.explaining.causes import DECODE, DEEP, FIRST, PROMPT, TURN, Cause, Window, split
+from kit.lab.explaining.remedies import Facts
+from kit.lab.measuring import measure, state
+from kit.lab.predicting.remembered import by_kind
+from kit.model.hyperparameters import read_config
+from kit.model.layers.kind import KV_TYPES
+from kit.model.tokenizer import tokenizer_of
+from kit.units import format_seconds
+
+NEAR, DEPTH = 48, 4096  # positions before the tokens that are timed
+ROUNDS, _LEAST, _MOST, _WINDOW = 3, 8, 32, 1.5  # windows; tokens of one, and the seconds that it should take
+LENGTHS = (16, 128, 512)  # of prompts
+_TURN, _MORE = 192, 16  # positions of a first turn, and those that a second one appends
+_TEXT = "A large language model on a small computer answers slowly, because every token reads all of its weights once. "
+_KV_FLAGS = ("-ctk", "--cache-type-k")
+_KV_NAMES = {"f32": "float32", "f16": "float16", "bf16": "float16", "q8_0": "q8_0", "": "float16"}
+
+
+class Running:
+    """One server. ``url``, ``model``: see Server. ``file``: what it runs, where the user named it. ``budget``: seconds for what
+    takes longer than the first answer. ``gbps``: a function that measures how fast memory is read, 10^9 bytes per second."""
+
+    def __init__(self, url: str, model: str = "", file=None, budget: float = 45.0, gbps: Callable[[], float] | None = None):
+        self.server = Server(url, model)
+        self.budget, self.began, self.faults = budget, time.monotonic(), []
+        try:
+            self.owner = owners.find(self.server, file)
+            self.file = kit.open(self.owner.file) if self.owner.file else None
+            self.server.tokenizer = self._tokenizer()
+        except BaseException:
+            self.close()
+            raise
+        self._probe, self._nonce = gbps, 0
+
+    def close(self) -> None:
+        """End the connection and close the file; the server goes on."""
+        self.server.close()
+        if getattr(self, "file", None) is not None:
+            self.file.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _tokenizer(self):
+        try:
+            return tokenizer_of(self.file) if self.file else None
+        except KitError:
+            return None
+
+    # ---- what is known before a request
+
+    @cached_property
+    def config(self):
+        """The model's shapes; None for a file that kit does not know."""
+        try:
+            return read_config(self.file) if self.file else None
+        except KitError:
+            return None
+
+    @cached_property
+    def kv(self) -> str:
+        """The type of the KV cache by the command, float16 where it does not say."""
+        return _KV_NAMES.get(self.owner.flag(_KV_FLAGS), "float16")
+
+    @cached_property
+    def context(self) -> int:
+        """Positions that the server has room for; 0: not known."""
+        said = (self.server.about.get("default_generation_settings") or {}).get("n_ctx")
+        running = next((row for row in self.server.loaded if row.get("name") == self.server.model), {})
+        return int(said or running.get("context_length") or (self.config.context if self.config else 0))
+
+    @cached_property
+    def gbps(self) -> float:
+        """How fast memory is read now."""
+        return self._probe() if self._probe else state.probe_state().read_gbps
+
+    def bytes_at(self, positions: int) -> float:
+        """Bytes that a token reads after so many positions: its weights, its keys, values and states."""
+        if not self.file:
+            return 0.0
+        memories = [each for kind in by_kind(self.config).values() for each in kind] if self.config else []
+        width = KV_TYPES[self.kv]
+        kept = sum(memory.read(positions, width) + memory.written(width) for memory in memories)
+        return bytes_used(uses_of(self.file)) + kept
+
+    def least(self, positions: int) -> float:
+        """The least seconds of a token after so many positions."""
+        return self.bytes_at(positions) / (self.gbps * 1e9)
+
+    @cached_property
+    def holding(self) -> watching.Holding:
+        """What the server holds, after the first windows: nothing is read to find it out."""
+        return watching.holding(self.owner, psutil.virtual_memory().total)
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What evidence and remedies are made of."""
+        name = self.server.name
+        size = self.owner.file.stat().st_size if self.owner.file else 0
+        memories = [each for kind in by_kind(self.config).values() for each in kind] if self.config else []
+        width = KV_TYPES[self.kv]
+        each = sum(memory.held(1, width) - memory.held(0) for memory in memories)
+        recurrent = any(memory.held(0) for memory in memories)
+        return Facts(name, self.owner, self.holding, self.bytes_at(NEAR), size, self.gbps, self.context, each, recurrent)
+
+    # ---- requests
+
+    def prompt(self, positions: int, fresh: bool = True) -> list[int]:
+        """Token ids of a text of so many positions, which no earlier prompt begins like, if it is to be ``fresh``."""
+        self._nonce += fresh
+        tokenizer, text = self.server.tokenizer, f"{self._nonce * 7919 % 9973} " + _TEXT * (positions // 8 + 2)
+        return tokenizer.encode(text)[:positions] if tokenizer else []
+
+    def _text(self, positions: int) -> str:
+        return (f"{self._nonce * 7919 % 9973} " + _TEXT * (positions // 16 + 1))[: 5 * positions]
+
+    def ask(self, prompt: list[int], tokens: int, cached: bool = True, positions: int = 0, **calls) -> Received:
+        """One request; what is wrong with it is kept in ``faults``."""
+        got = self.server.ask(prompt, tokens, cached, text=None if self.server.tokenizer else self._text(positions), **calls)
+        if got.fault:
+            self.faults.append(got.fault)
+        elif got.received is None:  # without a tokenizer: as many as the server says, or pieces
+            got = got.__class__(**(got.__dict__ | {"received": got.report.predicted or len(got.arrivals)}))
+        return got
+
+    def window(self, prompt: list[int], tokens: int, cached: bool = True, positions: int = 0) -> tuple[Window | None, Received]:
+        """A watched answer: the time of a token between the first and the last one received."""
+        watch, windows = Watch(self.owner), []
+        got = self.ask(prompt, tokens, cached, positions, at_first=watch.start, at_end=lambda: windows.append(watch.stop()))
+        if got.burst and not got.fault:  # all at once: what came before the first piece is the time of the tokens
+            watch.start()
+            again = self.ask(prompt, tokens, cached, positions, at_end=lambda: windows.append(watch.stop()))
+            short = self.ask(prompt, 1, cached, positions)
+            if again.fault or short.fault or again.answered < 3:
+                return None, again
+            seconds = max(0.0, again.seconds - short.seconds) / (again.answered - 1)
+            return Window(again.answered - 1, seconds, windows[-1], again.report.seconds_per_token), again
+        if got.seconds_per_token is None:
+            return None, got
+        return Window(got.answered - 1, got.seconds_per_token, windows[-1], got.report.seconds_per_token), got
+
+    # ---- parts of the answer
+
+    @cached_property
+    def first(self) -> Received:
+        """The first request: loading is in it, if the model was not loaded."""
+        prompt = self.prompt(LENGTHS[0])
+        got = self.ask(prompt, 4, positions=LENGTHS[0])
+        if got.fault and not got.answered and got.status not in (200, 0):
+            raise ServerError(f"{self.server.url}: {got.error or got.fault}")
+        if got.fault:
+            got = self.ask(prompt, 4, positions=LENGTHS[0])
+        if got.fault:
+            raise ServerError(f"{self.server.url}: {got.fault}: no speed can be measured")
+        return got
+
+    @cached_property
+    def windows(self) -> list[Window]:
+        """Several windows of decode near 64 positions."""
+        first = self.first
+        guess = first.seconds_per_token or first.seconds / max(1, first.answered)
+        tokens = int(np.clip(_WINDOW / max(guess, 1e-4), _LEAST, _MOST))
+        prompt, taken, self.decodes = self.prompt(NEAR), [], []
+        self.ask(prompt, 1, positions=NEAR)  # the prompt is computed once
+        for _ in range(2 * ROUNDS):
+            window, got = self.window(prompt, tokens, positions=NEAR)
+            if window:
+                taken.append(window)
+                self.decodes.append(got)
+            if len(taken) == ROUNDS or (taken and self.spent > self.budget):
+                break
+        if not taken:
+            raise ServerError(f"{self.server.url}: {self.faults[-1] if self.faults else 'no token came'}: no speed can be measured")
+        _ = self.gbps, self.holding
+        return taken
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self.began
+
+    @cached_property
+    def rows(self) -> list[dict[str, float]]:
+        """The causes of each window of decode."""
+        least, extra = self.least(NEAR), self.pages
+        return [split(window, least, extra) for window in self.windows]
+
+    @cached_property
+    def pages(self) -> float:
+        """Seconds of a token that small pages of the map cost. It is measured only where the whole file is in memory, because
+        to read it would bring it there."""
+        if not self.file or not self.owner.mapped or self.holding.resident < 0.999:
+            return 0.0
+        from kit.lab.measuring import pages
+
+        speed = pages.speed(self.file)
+        if speed is None or speed.ratio >= pages.SMALL:
+            return 0.0
+        return (1 / speed.ratio - 1) * bytes_used(uses_of(self.file)) / (self.gbps * 1e9)
+
+    @cached_property
+    def decode(self) -> list[Cause]:
+        """Causes of a token near 64 positions."""
+        return remedies.explained(self.windows, self.rows, self.facts, DECODE, {})
+
+    @cached_property
+    def prompts(self) -> list[tuple[int, float, float | None]]:
+        """(positions, seconds to the first token, the server's own seconds) by length, without what the server remembers."""
+        points: list[tuple[int, float, float | None]] = []
+        for length in LENGTHS:
+            if self.context and length + _LEAST > self.context:
+                break
+            if len(points) > 1 and self._slope(points)[0] * length > max(0.0, self.budget - self.spent) / 3:
+                break
+            for _ in range(2 if length == LENGTHS[0] else 1):
+                got = self.ask(self.prompt(length), 1, cached=False, positions=length)
+                if not got.fault and got.first:
+                    said = got.report.computed
+                    points.append((said if said and said > 1 else length, got.first, got.report.prompt_seconds))
+        return points
+
+    @staticmethod
+    def _slope(points) -> tuple[float, float]:
+        lengths, seconds = (np.array([float(point[column]) for point in points]) for column in (0, 1))
+        slope, intercept = np.polyfit(lengths, seconds, 1) if len(set(lengths)) > 1 else (seconds[0] / lengths[0], 0.0)
+        return max(float(slope), 1e-9), max(0.0, float(intercept))
+
+    @cached_property
+    def per_position(self) -> float:
+        """Seconds of a position of a prompt."""
+        return self._slope(self.prompts)[0] if self.prompts else 0.0
+
+    @cached_property
+    def overhead(self) -> float:
+        """Seconds to the first token that no position takes: the server's own account where it gives one, else the line's."""
+        told = [seconds - said for _, seconds, said in self.prompts if said is not None]
+        if told:
+            return max(0.0, float(np.median(told)))
+        return self._slope(self.prompts)[1] if len({length for length, *_ in self.prompts}) > 1 else 0.0
+
+    @cached_property
+    def load(self) -> list[Cause]:
+        """Causes of the first request, if the model was loaded for it."""
+        usual = min((seconds for length, seconds, _ in self.prompts if length <= LENGTHS[0] + 1), default=None)
+        first, said = self.first.first or 0.0, self.first.report.load_seconds
+        longer = said if said is not None else max(0.0, first - 3 * usual) if usual else 0.0
+        if longer < causes.SMALL * first or longer < 0.05:
+            return []
+        row = {"load": min(longer, first), "overhead": min(self.overhead, max(0.0, first - longer))}
+        return self._request(FIRST, first, row, {"load": f"the first request waited {format_seconds(longer)} for the model"})
+
+    @cached_property
+    def turns(self) -> dict | None:
+        """A second turn that only appends: positions computed again, and its seconds with what the server remembers and without."""
+        tokenizer = self.server.tokenizer
+        length = _TURN if self.per_position * _TURN < max(1.0, (self.budget - self.spent) / 4) else 48
+        if tokenizer is None or not self.prompts or (self.context and length + 2 * _MORE + 8 > self.context):
+            return None
+        first = self.prompt(length)
+        turn = self.ask(first, 8)
+        if turn.fault:
+            return None
+        said = [*turn.ids] or tokenizer.encode(turn.text, special=False, ends=False)
+        second = [*first, *said, *tokenizer.encode(_TEXT, special=False, ends=False)[:_MORE]]
+        on = self.ask(second, 1)
+        if on.fault or not on.first:
+            return None
+        off = self.ask(second, 1, cached=False) if self.server.protocol.takes_ids else None
+        new = len(second) - length - len(said)
+        computed = on.report.computed
+        if computed is None or (computed == len(second) and on.report.cached is None and self.server.name == "Ollama"):
+            computed = round(max(0.0, on.first - self.overhead) / self.per_position)
+        again = max(0, min(len(second), computed) - new - 1)  # the last token of the answer was never computed
+        return {
+            "positions": len(second), "new": new, "computed": computed, "again": again, "seconds": on.first,
+            "seconds_without_cache": off.first if off and not off.fault else None,
+        }  # fmt: skip
+
+    @cached_property
+    def second_turn(self) -> list[Cause]:
+        """Causes of the time to the first token of a second turn."""
+        if not self.turns:
+            return []
+        total, again = self.turns["seconds"], self.turns["again"]
+        row = {"reprocess": min(total, again * self.per_position), "overhead": self.overhead}
+        told = f"{again} of {self.turns['positions'] - self.turns['new']} positions of the first turn were computed again"
+        return self._request(TURN, total, row, {"reprocess": told})
+
+    def _request(self, of: str, total: float, row: dict[str, float], evidence: dict[str, str]) -> list[Cause]:
+        """Causes of a request: the rest of its time is the prompt's."""
+        used = sum(row.values())
+        row = {name: seconds * min(1.0, total / used) for name, seconds in row.items()} if used else row
+        row |= {PROMPT: max(0.0, total - sum(row.values()))}
+        evidence = {PROMPT: "the positions that the request needs"} | evidence
+        window = Window(1, total, Seen(total, known=False))
+        return [each for each in remedies.explained([window], [row], self.facts, of, evidence) if each.name != "unexplained"]
+
+    @cached_property
+    def deep(self) -> dict | None:
+        """Decode at depth 4,096, or as deep as the context and the budget allow: positions, windows, causes, tokens."""
+        room = (self.context or DEPTH) - _MOST - 8
+        can = (self.budget - self.spent) / max(self.per_position, 1e-9) * 0.7
+        depth = next((each for each in (DEPTH, 2048, 1024, 512) if each <= min(room, can)), 0)
+        if not depth or not self.prompts:
+            return None
+        prompt, taken, rows = self.prompt(depth), [], []
+        if self.ask(prompt, 1, positions=depth).fault:
+            return None
+        for _ in range(2):
+            window, _got = self.window(prompt, self.windows[0].tokens + 1, positions=depth)
+            if window:
+                taken.append(window)
+                rows.append(split(window, self.least(NEAR), self.pages))
+        if not taken:
+            return None
+        rows = causes.with_depth(rows, self.rows)
+        longer = self.bytes_at(depth) - self.bytes_at(NEAR)
+        told = f"after {depth:,} positions; keys and values need at least {format_seconds(longer / (self.gbps * 1e9))} of it"
+        found = remedies.explained(taken, rows, self.facts, DEEP, {"depth": told})
+        return {"positions": depth, "windows": taken, "causes": found}
+
+
+def probe(again: bool = False) -> float:
+    """How fast this machine reads memory now, as kit explain measures it; the best known where other processes disturb it."""
+    from kit.lab.measuring import limits
+    from kit.lab.measuring.machine import probe as machine
+
+    known = limits.known(partial(machine, leave_out=("copy_gbps", "f32_gflops")), "kit explain")
+    return known.machine.read_gbps if known.others > state.BUSY else known.now
+
+
+def interval(windows: list[Window]) -> tuple[float, float]:
+    """The 95 % interval of the seconds of a token, within what was sampled."""
+    values = [window.seconds for window in windows]
+    if len(values) < 2:
+        return values[0], values[0]
+    low, high = measure.interval_of(values)
+    return max(low, min(values)), min(high, max(values))

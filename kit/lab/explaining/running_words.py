@@ -1,0 +1,186 @@
+"""What kit explain says of a running server: sentences in the order in which they are known, and the same as plain data."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from kit.lab.explaining import causes, remedies
+from kit.lab.explaining.causes import Cause
+from kit.lab.explaining.running import NEAR, Running, interval
+from kit.lab.explaining.tables import paragraph
+from kit.lab.measuring.state import BUSY
+from kit.system.paths import shown
+from kit.units import format_bytes, format_seconds, printable
+
+SLOWER = 1.02  # a server that reports so many times what was received is said to
+
+
+def sections(running: Running) -> Iterator[tuple[str, object, str]]:
+    """(key, plain data, text) of each part, as soon as it is measured: the answer on decode comes first."""
+    yield from _decode(running)
+    yield "prompt", _prompt(running), _prompt_told(running)
+    if running.load:
+        yield "load", None, _account(running.load, "The first request")
+    yield "second_turn", running.turns, _turn_told(running)
+    yield "at_depth", _deep(running), _deep_told(running)
+    found = all_causes(running)
+    yield "causes", [plain(cause) for cause in found if cause.name != causes.PROMPT], _change(running, found)
+    yield "faults", running.faults, _faults(running)
+
+
+def _decode(running: Running) -> Iterator[tuple[str, object, str]]:
+    yield "engine", engine(running), _who(running)
+    windows = running.windows
+    token, (low, high) = float(np.mean([window.seconds for window in windows])), interval(windows)
+    least, got = running.least(NEAR), running.decodes
+    received, asked = sum(each.answered for each in got), sum(each.asked for each in got)
+    said = [each.report.predicted for each in got]
+    reported = sum(said) if None not in said else None
+    yield "decode", {
+        "tokens_per_second": 1 / token, "seconds": token, "interval": [low, high], "tokens_received": received,
+        "tokens_asked": asked, "tokens_reported": reported, "positions": NEAR,
+        "others": float(np.median([window.seen.others for window in windows])),
+    }, ""  # fmt: skip
+    share = least / token if least else None
+    bound = {"seconds": least, "bytes": running.bytes_at(NEAR), "bandwidth": running.gbps * 1e9} if least else None
+    yield "bound", bound, ""
+    yield "mbu", share, _speed(running, token, (low, high), share, received, asked, reported)
+    yield "", None, _account(running.decode, "A token")
+
+
+def engine(running: Running) -> dict:
+    """The server as it was found."""
+    owner, seen = running.owner, running.windows[-1].seen if "windows" in running.__dict__ else None
+    return {
+        "name": running.server.name, "version": running.server.version,
+        "threads": owner.threads or (seen.workers if seen and seen.workers else None), "flags": [*owner.command[1:]],
+        "url": running.server.url, "model": running.server.model, "process": owner.process,
+        "file": str(owner.file) if owner.file else None, "context": running.context or None, "kv": running.kv,
+        "not_found": [*owner.missing],
+    }  # fmt: skip
+
+
+def _who(running: Running) -> str:
+    owner, server = running.owner, running.server
+    parts = [f"{server.name} {server.version}".strip() + f" at {server.url}"]
+    parts += [f"process {owner.process}"] * bool(owner.process)
+    parts += [f"{owner.threads} threads"] * bool(owner.threads)
+    parts += [f"a context of {running.context:,} positions"] * bool(running.context)
+    parts += [f"KV cache {running.kv}"] * bool(running.file)
+    text = f"{', '.join(parts)}. "
+    if owner.file:
+        text += f"Its file is {printable(shown(owner.file))}, {format_bytes(owner.file.stat().st_size)}. "
+    if owner.missing:
+        text += f"Not found: {'; '.join(owner.missing)}. "
+    return paragraph(text)
+
+
+def _speed(running: Running, token, spread, share, received, asked, reported) -> str:
+    low, high = spread
+    text = f"It makes {1 / token:.3g} tokens per second ({format_seconds(token)} per token, {format_seconds(low)} to "
+    text += f"{format_seconds(high)}) near {NEAR + 16} positions"
+    if share:
+        text += f", {share:.0%} of the limit (MBU {share:.0%}): a token reads {format_bytes(running.bytes_at(NEAR))}, and memory "
+        text += f"reads at {running.gbps:.1f} GB/s"
+    counted = "the file's own tokenizer" if running.server.tokenizer else "the server's own account: no tokenizer is known here"
+    text += f". Received were {received} tokens of {asked} that were asked for, by {counted}."
+    text = text.replace("Received were", "kit received")
+    if reported is not None and abs(reported - received) > 0.02 * max(reported, received):
+        text += f" The server reports {reported} tokens, and {received} came."
+    if any(each.stopped for each in running.decodes):
+        text += " The server stopped before the number that was asked for: only what came counts."
+    if (others := float(np.median([window.seen.others for window in running.windows]))) > BUSY:
+        text += f" Other processes used {others:.1f} cores meanwhile."
+    return paragraph(text)
+
+
+def _account(found: list[Cause], what: str) -> str:
+    return "\n".join([f"{what} takes {remedies.sum_told(found)}.", *remedies.table(found)])
+
+
+def _prompt(running: Running) -> dict:
+    points = [{"positions": length, "seconds": seconds, "server_seconds": said} for length, seconds, said in running.prompts]
+    rate = 1 / running.per_position if running.per_position else None
+    return {"tokens_per_second": rate, "overhead_seconds": running.overhead, "points": points}
+
+
+def _prompt_told(running: Running) -> str:
+    if not running.prompts:
+        return ""
+    length, seconds, _ = running.prompts[-1]
+    text = f"A prompt takes {format_seconds(running.per_position)} per position ({1 / running.per_position:.3g} per second) and "
+    text += f"{format_seconds(running.overhead)} of overhead: the first token after {length} positions came in "
+    return paragraph(f"{text}{format_seconds(seconds)}.")
+
+
+def _turn_told(running: Running) -> str:
+    turn = running.turns
+    if turn is None:
+        return ""
+    text = f"A second turn that appends {turn['new']} positions waits {format_seconds(turn['seconds'])} for its first token; "
+    text += f"the server computed {turn['computed']} of {turn['positions']} positions"
+    if turn["seconds_without_cache"]:
+        text += f", and without its prefix cache it takes {format_seconds(turn['seconds_without_cache'])}"
+    text += "."
+    if turn["again"] > turn["new"]:
+        text += f" It computed {turn['again']} positions again: {remedies.remedy('reprocess', running.facts, _seen(running))}."
+    return paragraph(text)
+
+
+def _deep(running: Running) -> dict | None:
+    if running.deep is None:
+        return None
+    windows, (low, high) = running.deep["windows"], interval(running.deep["windows"])
+    token = float(np.mean([window.seconds for window in windows]))
+    return {"positions": running.deep["positions"], "tokens_per_second": 1 / token, "seconds": token, "interval": [low, high]}
+
+
+def _deep_told(running: Running) -> str:
+    if (deep := _deep(running)) is None:
+        if not running.prompts:
+            return ""
+        return paragraph("Decode at depth was not measured: the context has no room for it, or its prompt takes longer than kit "
+                         "waits (`--thorough` waits).")  # fmt: skip
+    text = _account(running.deep["causes"], f"After {deep['positions']:,} positions a token")
+    return text
+
+
+def _seen(running: Running):
+    return max((window.seen for window in running.windows), key=lambda seen: seen.seconds)
+
+
+def all_causes(running: Running) -> list[Cause]:
+    """Of decode first; then of the first request, the second turn and decode at depth, as far as they were measured."""
+    deep = running.deep["causes"] if running.deep else []
+    return [*running.decode, *running.load, *running.second_turn, *deep]
+
+
+def plain(cause: Cause) -> dict:
+    """A cause as JSON has it."""
+    return {
+        "name": cause.name, "of": cause.of, "seconds": cause.seconds, "interval": [cause.low, cause.high],
+        "evidence": cause.evidence, "remedy": cause.remedy,
+    }  # fmt: skip
+
+
+def _change(running: Running, found: list[Cause]) -> str:
+    worst = causes.largest(found)
+    if worst is None:
+        return paragraph("To change: nothing that kit can see. No cause but memory and the server's own arithmetic takes a tenth "
+                         "of the time; a smaller quantization reads fewer bytes.")  # fmt: skip
+    total = sum(cause.seconds for cause in found if cause.of == worst.of)
+    text = f"To change: {worst.remedy or 'see above'}. {worst.name.capitalize()} takes {worst.seconds / total:.0%} of the time "
+    return paragraph(f"{text}of {'a token' if worst.of.startswith('decode') else 'a ' + worst.of}: {worst.evidence}.")
+
+
+def _faults(running: Running) -> str:
+    if not running.faults:
+        return ""
+    told = "; ".join(dict.fromkeys(running.faults))
+    return paragraph(f"{len(running.faults)} answers were no measurement and count for nothing: {told}.")
+
+
+def name_of(path: Path | None) -> str:
+    """A file's name; "" of none."""
+    return path.name if path else ""
