@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from kit.system import groups
 from kit.system.groups import text_of
 
@@ -62,7 +64,9 @@ def waits_for_disk(process: int) -> bool:
 def work(process: int) -> Work:
     """Faults and kernel time; zeros where they are not told."""
     words = _stat(str(process))
-    return Work(int(words[9]), int(words[7]), int(words[12]) / os.sysconf("SC_CLK_TCK")) if len(words) > 12 else Work(0, 0, 0.0)
+    with suppress(psutil.Error):
+        return Work(int(words[9]), int(words[7]), psutil.Process(process).cpu_times().system) if words else Work(0, 0, 0.0)
+    return Work(0, 0, 0.0)
 
 
 def _stat(place: str) -> list[str]:
@@ -85,6 +89,12 @@ def maps(process: int) -> Iterator[Map]:
             gone = path.endswith(" (deleted)")
             yield Map(path.removesuffix(" (deleted)"), sizes.get("Size:", 0), sizes.get("Rss:", 0), large, *numbers, gone)
         path, sizes = " ".join(line.split(maxsplit=5)[5:]), {}
+
+
+def mapping(path: str) -> list[int]:
+    """Processes that map a file of this name, as they see it."""
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()] if os.path.isdir("/proc") else []
+    return [number for number in numbers if f" {path}\n" in text_of(f"/proc/{number}/maps")]
 
 
 def cores_of(process: int) -> tuple[int, float]:

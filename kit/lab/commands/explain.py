@@ -23,8 +23,13 @@ TRACE = click.Path(exists=True, dir_okay=False)
 @click.option("--all", "everything", is_flag=True, help="Print all tables.")
 @click.option("--again", is_flag=True, help="Measure again, even if stored measurements exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--served", metavar="NAME", help="The model to explain, of a server that has several.")
+@click.option("--compare", type=TRACE, metavar="JSON", help="Compare a server with an earlier answer of --json.")
+@click.option("--try", "trying", is_flag=True, help="Name the command that makes the change to a server.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
-def command(file, memory, room, tokens, trace, via, skew, thorough, machine, everything, again, as_json, report):
+def command(
+    file, memory, room, tokens, trace, via, skew, thorough, machine, everything, again, as_json, served, compare, trying, report
+):  # fmt: skip
     """Explain what a model costs here and what to change.
 
     FILE is a GGUF file, a name that kit models prints, an https:// URL or hf://owner/repo/file.gguf. If the file is not on
@@ -40,6 +45,11 @@ def command(file, memory, room, tokens, trace, via, skew, thorough, machine, eve
     the extra `hf` is installed; else kit explains it from its tensors alone. In a large file, only some of the layers are
     measured. Ctrl-C stops it and keeps the results printed so far.
 
+    With the URL of a running server (llama-server, Ollama, or any OpenAI-compatible one), kit measures that server as its
+    client, finds the process and the file behind the port, and watches both meanwhile. The answer is causes that add up to
+    the time per token, each with its evidence and what to change in that server's own words. A key comes from the variable
+    KIT_SERVER_KEY.
+
     With --machine nothing is run. kit predicts the time per token for blocks that are mapped, locked or read, and for
     float32, from the table of tensors, the compressibility of the file, the maker's bandwidth, and guesses that are marked
     as guesses. --memory is then the memory for weights. NAME is apple-m1 to apple-m4, with -pro, -max or -ultra, and the GiB
@@ -50,6 +60,8 @@ def command(file, memory, room, tokens, trace, via, skew, thorough, machine, eve
     kit explain model.gguf --memory 4GiB --report results/mine
     kit explain model.gguf --json | jq .answer
     kit explain model.gguf --machine apple-m4-16gb
+    kit explain http://127.0.0.1:8080
+    kit explain http://127.0.0.1:11434 --json > before.json
 
     Exit code: 0 success, 2 error.
     """  # fmt: skip
@@ -59,9 +71,21 @@ def command(file, memory, room, tokens, trace, via, skew, thorough, machine, eve
     from kit.errors import CacheError
     from kit.gguf.foreign import check_model
     from kit.gguf.remote import is_remote
+    from kit.lab.engines.server import is_server
     from kit.lab.predicting.oracle import read_trace
 
     given, kept = _size("--memory", memory), _size("--room", room)
+    ours = {"--served": served, "--compare": compare, "--try": trying}
+    if is_server(file):
+        others = {"--memory": memory, "--room": room, "--trace": trace, "--via": via, "--machine": machine, "--report": report}
+        if wrong := [name for name, value in others.items() if value]:
+            raise CacheError(f"{file} is a running server: leave out {', '.join(wrong)}")
+        from kit.lab.explaining import running_answer
+
+        running_answer.explain(file, click.echo, served or "", None, thorough, as_json, compare, trying)
+        return None
+    if wrong := [name for name, value in ours.items() if value]:
+        raise CacheError(f"{', '.join(wrong)}: give the URL of a running server in place of {file}")
     if is_remote(file):
         others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
         return click.echo(_on_a_server(file, others | {"--machine": machine}, given, as_json))

@@ -24,7 +24,7 @@ class Report(NamedTuple):
 
     @property
     def seconds_per_token(self) -> float | None:
-        """By the server's own clock, which no way to the client is part of. It begins at the first token, as a client's does."""
+        """By the server's own clock, without the way to the client. It begins at the first token, as a client's does."""
         if not self.predicted_seconds or not self.predicted or self.predicted < 2:
             return None
         return self.predicted_seconds / (self.predicted - 1)

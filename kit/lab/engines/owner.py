@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psutil
 
 from kit.errors import ServerError
-from kit.lab.engines.server import Server
+from kit.lab.engines.server import ServerClient
 from kit.system import processes
 
 _MAGIC = b"GGUF"
@@ -50,14 +50,20 @@ class Owner(NamedTuple):
         return int(text) if text.isdigit() else None
 
 
-def find(server: Server, file: Path | None = None) -> Owner:
+def find(server: ServerClient, file: Path | None = None) -> Owner:
     """The owner of the server's port. ``file``: what the user named, in place of what the server says."""
     if not server.local:
         return Owner(None, file=file, missing=(f"{server.host} is another host, so this is measured from outside only",))
     listening, missing = _listening(server.port), []
-    if not listening:
-        missing.append("the process behind the port (it belongs to another user or runs in another container)")
     tree = [process for number in listening for process in _family(number)]
+    tree = [process for process in tree if process.pid != os.getpid()]
+    if (tree and not any([*_models(process.pid)] for process in tree)) or not tree:  # a proxy may listen for it
+        behind = [number for number in processes.mapping(str(_said(server) or "")) if number != os.getpid()]
+        if behind:
+            missing.append(
+                "a model in the process that listens: it passes requests on, and kit watches the one that maps the file"
+            )
+            tree = [*_family(behind[0]), *tree]
     holds = [(process, held) for process in tree if (held := [*_models(process.pid)])]
     process, mapped = (holds[0][0], holds[0][1]) if holds else (None, [])
     if gone := next((each for each in mapped if each.deleted), None):
@@ -74,6 +80,8 @@ def find(server: Server, file: Path | None = None) -> Owner:
     if process is None and tree:  # nothing is mapped: the child that works, or the process itself
         process = max(tree, key=lambda each: _resident(each))
     command = _command(process) if process else ()
+    if process is None:
+        missing.append("the process behind the port (it belongs to another user or runs in another container)")
     found = Owner(process.pid if process else None, command=command)
     path = file or (processes.reaches(process.pid, mapped[0].path) if mapped else _named(server, process, found))
     if path is None or not path.exists():
@@ -127,11 +135,13 @@ def _command(process: psutil.Process) -> tuple[str, ...]:
     with suppress(psutil.Error):
         for word in process.cmdline():
             name = word.partition("=")[0]
-            words.append("***" if words and words[-1] in _HIDDEN else f"{name}=***" if name in _HIDDEN and "=" in word else word)
+            words.append(
+                "***" if words and words[-1] in _HIDDEN else f"{name}=***" if name in _HIDDEN and "=" in word else word
+            )
     return tuple(words)
 
 
-def _said(server: Server) -> Path | None:
+def _said(server: ServerClient) -> Path | None:
     """The file that the server names: /props of llama.cpp, the FROM line of Ollama's /api/show."""
     if path := server.about.get("model_path"):
         return Path(path)
@@ -142,7 +152,7 @@ def _said(server: Server) -> Path | None:
     return None
 
 
-def _named(server: Server, process: psutil.Process | None, owner: Owner) -> Path | None:
+def _named(server: ServerClient, process: psutil.Process | None, owner: Owner) -> Path | None:
     path = _said(server) or (Path(text) if (text := owner.flag(_MODEL)) else None)
     if path is None or process is None:
         return path

@@ -8,8 +8,8 @@ from kit.lab.engines.meter import Report
 
 
 class Asked(NamedTuple):
-    """A request: a prompt as ``ids`` and as ``text``, ``tokens`` to make, the ``model``'s name there, and whether the server may
-    take what it remembers of earlier prompts (where it can be told)."""
+    """A request: a prompt as ``ids`` and as ``text``, ``tokens`` to make, the ``model``'s name there, and whether the server
+    may take what it remembers of earlier prompts (where it can be told)."""
 
     ids: tuple[int, ...]
     text: str

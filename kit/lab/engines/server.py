@@ -11,9 +11,10 @@ from collections.abc import Callable
 from functools import cached_property
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2 as httpx
 
 from kit.errors import ServerError
+from kit.gguf.foreign import hub_name
 from kit.lab.engines.meter import Received, Report
 from kit.lab.engines.protocols import PROTOCOLS, Asked, Protocol, event_of
 
@@ -24,11 +25,15 @@ _LOCAL = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::")
 
 
 def is_server(text: str) -> bool:
-    """Whether a text is the URL of a server, and not of a file."""
-    return text.startswith(("http://", "https://")) and not urlsplit(text).path.endswith(".gguf")
+    """Whether a text is the URL of a server, and not of a file: its path names no file, and the Hub has files alone."""
+    if not text.startswith(("http://", "https://")) or hub_name(text).startswith("hf://"):
+        return False
+    parts = urlsplit(text)
+    file = "." in parts.path.rpartition("/")[2] or parts.query
+    return not file and parts.hostname not in ("huggingface.co", "hf.co", "www.huggingface.co")
 
 
-class Server:
+class ServerClient:
     """A running server. ServerError in one line where nothing listens, or it is of another kind.
 
     ``model``: the name of one of its models; not needed where it has one. ``tokenizer``: of the file that it runs, once that is
@@ -48,7 +53,9 @@ class Server:
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = httpx.Timeout(_ANSWER, connect=_CONNECT)
-        self._client = httpx.Client(headers=headers, timeout=timeout, trust_env=False, follow_redirects=False)
+        # no connection is used again: a server may have closed it
+        once = httpx.Limits(max_keepalive_connections=0)
+        self._client = httpx.Client(headers=headers, timeout=timeout, trust_env=False, follow_redirects=False, limits=once)
         try:
             self.protocol, self.about = self._recognize()
             self.model = self._choose(model)
@@ -172,11 +179,9 @@ class Server:
             error = error or ("" if arrivals else " ".join(str(problem).split()) or type(problem).__name__)
         seconds = time.perf_counter() - start
         at_end()
-        answer_text = "".join(texts)
-        received = self._count(answer_text, ids)
-        return Received(
-            tokens, seconds, status, b"".join(raw), tuple(arrivals), received, answer_text, tuple(ids), ended, stop, error, report
-        )
+        written = "".join(texts)
+        counts = tuple(arrivals), self._count(written, ids), written, tuple(ids)
+        return Received(tokens, seconds, status, b"".join(raw), *counts, ended, stop, error, report)
 
     def _count(self, text: str, ids: list[int]) -> int | None:
         """Tokens received: the ids that came, if they are that text, else the text's tokens by the file's own tokenizer."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 
 from kit import system
 from kit.errors import ServerError

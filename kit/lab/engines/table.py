@@ -27,6 +27,7 @@ class EngineKind(NamedTuple):
 MODULES = (  # each has KINDS, its rows; the first row that takes a word has it
     "kit.lab.engines.inside",
     "kit.lab.engines.llama_bench",
+    "kit.lab.engines.serving",
 )
 
 

@@ -13,7 +13,7 @@ from kit.lab.measuring import state
 from kit.system import groups, processes
 
 _EVERY = 0.02  # seconds between two looks at whether a thread waits for a disk
-_WORKS = 0.3  # of the most active thread's time: a thread that is busy for more is one of those that compute
+_WORKS = 0.3  # of the time that the most active thread ran: a thread that ran for more is one of those that compute
 _NAMED = 0.05  # cores: a process that uses more is named as busy
 
 
@@ -116,8 +116,8 @@ class Watch:
         for number, thread in after.threads.items():
             first = before.threads.get(number, processes.Thread(0.0, 0.0, ""))
             ran[number], waited[number] = thread.ran - first.ran, thread.waited - first.waited
-        most = max((ran[number] + waited[number] for number in ran), default=0.0)
-        workers = [number for number in ran if ran[number] + waited[number] > _WORKS * most]
+        most = max(ran.values(), default=0.0)
+        workers = [number for number in ran if ran[number] > _WORKS * most]
         work = processes.Work(*(b - a for a, b in zip(before.work, after.work, strict=True)))
         number = self.owner.process
         cores, quota = processes.cores_of(number) if number and not self._gone() else (psutil.cpu_count() or 1, float("inf"))
@@ -149,10 +149,12 @@ def _busiest(before: dict, after: dict, seconds: float, own: set[int]) -> tuple[
 
 @dataclass(frozen=True)
 class Holding:
-    """What a server holds of its file and beside it. ``resident``: share of the file's pages in memory; ``large``: share of what
-    it maps of the file by pages of 2 MiB, None: it maps nothing of it. ``own``: bytes that no file backs, ``own_large`` their
-    share by pages of 2 MiB. ``swapped``: bytes in swap. ``limit``, ``free``: of its group, 0 without one. ``nodes``: pages of
-    the file by NUMA node."""
+    """What a server holds of its file and beside it.
+
+    ``resident``: share of the file's pages in memory; ``large``: share of what it maps of the file by pages of 2 MiB, None: it
+    maps nothing of it. ``own``: bytes that no file backs, ``own_large`` their share by pages of 2 MiB. ``swapped``: bytes in
+    swap. ``limit``, ``free``: of its group, 0 without one. ``nodes``: pages of the file by NUMA node.
+    """
 
     resident: float = 1.0
     large: float | None = None

@@ -1,7 +1,7 @@
 """Where the time of a running server goes: causes in seconds that add up to the time of a token, or of a request.
 
-What was seen is divided by rules that a reader can check (``split``): waits are measured, the time for bytes is their number over
-the bandwidth, and what nothing explains is a cause of its own name, "unexplained".
+What was seen is divided by rules that a reader can check (``split``): waits are measured, the time for bytes is their number
+over the bandwidth, and what nothing explains is a cause of its own name, "unexplained".
 """
 
 import math
@@ -33,7 +33,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Cause:
-    """``seconds``: of a token, or of a request (``of``); ``low``, ``high``: its 95 % interval. ``evidence``, ``remedy``: words."""
+    """``seconds``: of a token or a request (``of``); ``low``, ``high``: its 95 % interval. ``evidence``, ``remedy``: words."""
 
     name: str
     seconds: float
@@ -50,24 +50,26 @@ class Cause:
 
 
 def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]:
-    """Seconds of a token by cause; they add up to the window's. ``memory``: the least seconds for its bytes, ``pages``: how much
-    longer they take by small pages.
+    """Seconds of a token by cause; they add up to the window's. ``memory``: the least seconds for its bytes, ``pages``: how
+    much longer they take by small pages.
 
-    - disk, swap: the share of the window in which a thread waited for a disk, and the kernel's work on faults; swap by its bytes.
-    - quota: seconds that the group was held back, over the cores that were held.
-    - busy, threads: waiting for a core beyond that. Threads above the cores wait for each other, in the ratio of their number to
-      the cores of other processes; the rest is others. A token waits when any of its threads does.
+    - disk, swap: the share of the window in which a thread waited for a disk, and the kernel's work on faults; swap by bytes.
+    - quota: seconds that the group was held back, over half of the cores that it computes on (a thread that waits for one that
+      is held sleeps, and is not counted), and no more than its threads did not run.
+    - busy, threads: waiting for a core beyond that. Threads above the cores wait for each other, in the ratio of their number
+      to the cores of other processes; the rest is others. A token waits when any of its threads does.
     - overhead: the client's time beyond the server's own.
     """
     seen, token = window.seen, window.seconds
     if not seen.known:
         seen = Seen(window.seconds * max(1, window.tokens))
     wall, usable = max(seen.seconds, 1e-9), min(seen.cores, math.ceil(min(seen.quota, 1e6)))
-    held = min(1.0, seen.throttled / wall / max(1, min(seen.workers, seen.cores)))
+    halves = max(1.0, min(seen.workers, seen.cores) / 2)
+    held = min(seen.throttled / wall / halves, 1 - max(seen.ran, default=0.0))
     waits = [max(0.0, share - held) for share in seen.waited]
     mean, excess = (float(np.mean(waits)) if waits else 0.0), max(0, seen.workers - usable)
     own = excess / (excess + seen.others) if excess else 0.0
-    others = mean * (1 - own) if excess else 1 - math.prod(1 - share for share in waits)
+    others = 0.0 if excess else 1 - math.prod(1 - share for share in waits)
     reads = seen.faults + seen.read + seen.swapped > 0
     disk = min(1.0, seen.disk + seen.kernel / wall) if reads else 0.0
     paged = min(1.0, seen.swapped / max(seen.read, seen.swapped, 1))
@@ -79,13 +81,15 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     }  # fmt: skip
     if (total := sum(parts.values())) > token:  # what overlaps is counted in proportion
         parts = {name: seconds * token / total for name, seconds in parts.items()}
-    parts["threads"] = own * mean * (token - sum(parts.values()))
+    waiting = mean * (token - sum(parts.values())) if excess else 0.0
+    parts["threads"] = own * waiting
+    parts["busy"] += (1 - own) * waiting
     parts["unexplained"] = max(0.0, token - sum(parts.values()))
     return parts
 
 
 def account(rows: Sequence[dict[str, float]], of: str = DECODE, order: Iterable[str] = (PROMPT, *NAMES)) -> list[Cause]:
-    """Causes of several windows: the mean of each, so that they add up to the mean time; the interval is that of the windows."""
+    """Causes of several windows: the mean of each, so that they add up to the mean time, with the interval of the windows."""
     causes = []
     for name in order:
         values = [row.get(name, 0.0) for row in rows]

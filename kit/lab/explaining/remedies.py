@@ -10,7 +10,7 @@ from kit.lab.engines.watch import Holding, Seen
 from kit.lab.explaining.causes import Cause, Window, account
 from kit.units import brief, format_bytes, format_seconds
 
-# engine -> cause -> remedy; "" is for any engine. {names} are filled from Facts.
+# engine -> cause -> remedy; "" is for any engine. {names} are filled from ServerFacts.
 REMEDIES = {
     "llama-server": {
         "threads": "-t {cores}", "load": "--sleep-idle-seconds -1 keeps the model loaded",
@@ -40,7 +40,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Facts:
+class ServerFacts:
     """What evidence and remedies are made of. ``nbytes``: of a token; ``file_bytes``: of the file; ``gbps``: at which memory is
     read. ``context``: positions that the server has room for, and ``positions_bytes`` each takes. ``recurrent``: whether layers
     have states that cannot be cut."""
@@ -71,10 +71,10 @@ class Facts:
         return next((2**power for power in range(17, 7, -1) if 2**power <= min(room, self.context)), 0)
 
 
-def remedy(name: str, facts: Facts, seen: Seen) -> str:
+def remedy(name: str, facts: ServerFacts, seen: Seen) -> str:
     """What to do about a cause; "" where nothing is to be done."""
     if name in ("disk", "swap"):
-        if facts.pushed:
+        if facts.pushed and facts.smaller:
             name = "context"
         elif name == "disk" and not facts.holding.limit:
             name = "lock"
@@ -89,7 +89,7 @@ def remedy(name: str, facts: Facts, seen: Seen) -> str:
     return template.format(**values)
 
 
-def _evidence(name: str, facts: Facts, seen: Seen, tokens: int) -> str:
+def _evidence(name: str, facts: ServerFacts, seen: Seen, tokens: int) -> str:
     holding, per = facts.holding, max(1, tokens)
     if name == "memory":
         return f"a token reads {format_bytes(facts.nbytes)}, and memory reads at {facts.gbps:.1f} GB/s"
@@ -100,7 +100,9 @@ def _evidence(name: str, facts: Facts, seen: Seen, tokens: int) -> str:
         if holding.resident < 0.995:
             parts.append(f"{1 - holding.resident:.0%} of the file is not resident")
         if holding.limit:
-            parts.append(f"limit {format_bytes(holding.limit)}, of which the server's own data hold {format_bytes(holding.own)}")
+            parts.append(
+                f"limit {format_bytes(holding.limit)}, of which the server's own data hold {format_bytes(holding.own)}"
+            )
         if holding.swapped:
             parts.append(f"{format_bytes(holding.swapped)} of the server are in swap")
         return "; ".join(parts)
@@ -134,7 +136,9 @@ def _cores(seen: Seen) -> str:
     return f"{share:g} core{'s' * (share != 1)}"
 
 
-def explained(windows: Sequence[Window], rows: Sequence[dict[str, float]], facts: Facts, of: str, evidence: dict) -> list[Cause]:
+def explained(
+    windows: Sequence[Window], rows: Sequence[dict[str, float]], facts: ServerFacts, of: str, evidence: dict
+) -> list[Cause]:
     """The causes of windows with their evidence and remedies. ``evidence``: words for causes that no window shows."""
     seen = max((window.seen for window in windows), key=lambda each: each.seconds)
     tokens = next(window.tokens for window in windows if window.seen is seen)

@@ -13,11 +13,11 @@ from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.engines import owner as owners
 from kit.lab.engines import watch as watching
 from kit.lab.engines.meter import Received
-from kit.lab.engines.server import Server
+from kit.lab.engines.server import ServerClient
 from kit.lab.engines.watch import Seen, Watch
 from kit.lab.explaining import causes, remedies
 from kit.lab.explaining.causes import DECODE, DEEP, FIRST, PROMPT, TURN, Cause, Window, split
-from kit.lab.explaining.remedies import Facts
+from kit.lab.explaining.remedies import ServerFacts
 from kit.lab.measuring import measure, state
 from kit.lab.predicting.remembered import by_kind
 from kit.model.hyperparameters import read_config
@@ -27,19 +27,23 @@ from kit.units import format_seconds
 
 NEAR, DEPTH = 48, 4096  # positions before the tokens that are timed
 ROUNDS, _LEAST, _MOST, _WINDOW = 3, 8, 32, 1.5  # windows; tokens of one, and the seconds that it should take
-LENGTHS = (16, 128, 512)  # of prompts
+LENGTHS = (16, 64, 512)  # of prompts
 _TURN, _MORE = 192, 16  # positions of a first turn, and those that a second one appends
+_LARGE = 0.75  # of a map by pages of 2 MiB: the rest costs less than can be measured
 _TEXT = "A large language model on a small computer answers slowly, because every token reads all of its weights once. "
 _KV_FLAGS = ("-ctk", "--cache-type-k")
 _KV_NAMES = {"f32": "float32", "f16": "float16", "bf16": "float16", "q8_0": "q8_0", "": "float16"}
 
 
 class Running:
-    """One server. ``url``, ``model``: see Server. ``file``: what it runs, where the user named it. ``budget``: seconds for what
-    takes longer than the first answer. ``gbps``: a function that measures how fast memory is read, 10^9 bytes per second."""
+    """One server. ``url``, ``model``: see ServerClient. ``file``: what it runs, where the user named it.
+
+    ``budget``: seconds for what takes longer than the first answer. ``gbps``: a function that measures how fast memory is read,
+    10^9 bytes per second.
+    """
 
     def __init__(self, url: str, model: str = "", file=None, budget: float = 45.0, gbps: Callable[[], float] | None = None):
-        self.server = Server(url, model)
+        self.server = ServerClient(url, model)
         self.budget, self.began, self.faults = budget, time.monotonic(), []
         try:
             self.owner = owners.find(self.server, file)
@@ -114,7 +118,7 @@ class Running:
         return watching.holding(self.owner, psutil.virtual_memory().total)
 
     @cached_property
-    def facts(self) -> Facts:
+    def facts(self) -> ServerFacts:
         """What evidence and remedies are made of."""
         name = self.server.name
         size = self.owner.file.stat().st_size if self.owner.file else 0
@@ -122,7 +126,7 @@ class Running:
         width = KV_TYPES[self.kv]
         each = sum(memory.held(1, width) - memory.held(0) for memory in memories)
         recurrent = any(memory.held(0) for memory in memories)
-        return Facts(name, self.owner, self.holding, self.bytes_at(NEAR), size, self.gbps, self.context, each, recurrent)
+        return ServerFacts(name, self.owner, self.holding, self.bytes_at(NEAR), size, self.gbps, self.context, each, recurrent)
 
     # ---- requests
 
@@ -191,7 +195,9 @@ class Running:
             if len(taken) == ROUNDS or (taken and self.spent > self.budget):
                 break
         if not taken:
-            raise ServerError(f"{self.server.url}: {self.faults[-1] if self.faults else 'no token came'}: no speed can be measured")
+            raise ServerError(
+                f"{self.server.url}: {self.faults[-1] if self.faults else 'no token came'}: no speed can be measured"
+            )
         _ = self.gbps, self.holding
         return taken
 
@@ -210,7 +216,7 @@ class Running:
     def pages(self) -> float:
         """Seconds of a token that small pages of the map cost. It is measured only where the whole file is in memory, because
         to read it would bring it there."""
-        if not self.file or not self.owner.mapped or self.holding.resident < 0.999:
+        if not self.file or not self.owner.mapped or self.holding.resident < 0.999 or (self.holding.large or 0.0) > _LARGE:
             return 0.0
         from kit.lab.measuring import pages
 
@@ -231,7 +237,7 @@ class Running:
         for length in LENGTHS:
             if self.context and length + _LEAST > self.context:
                 break
-            if len(points) > 1 and self._slope(points)[0] * length > max(0.0, self.budget - self.spent) / 3:
+            if length == LENGTHS[-1] and self._slope(points)[0] * length > max(0.0, self.budget - self.spent) / 3:
                 break
             for _ in range(2 if length == LENGTHS[0] else 1):
                 got = self.ask(self.prompt(length), 1, cached=False, positions=length)
@@ -262,9 +268,14 @@ class Running:
     @cached_property
     def load(self) -> list[Cause]:
         """Causes of the first request, if the model was loaded for it."""
-        usual = min((seconds for length, seconds, _ in self.prompts if length <= LENGTHS[0] + 1), default=None)
-        first, said = self.first.first or 0.0, self.first.report.load_seconds
-        longer = said if said is not None else max(0.0, first - 3 * usual) if usual else 0.0
+        first, said = self.first.first or 0.0, self.first.report  # before any other request
+        usual = min((seconds for length, seconds, _ in self.prompts if length <= LENGTHS[0] + 1), default=first)
+        if said.load_seconds is not None:
+            longer = said.load_seconds
+        elif said.prompt_seconds is not None:
+            longer = first - said.prompt_seconds - self.overhead
+        else:
+            longer = first - 3 * usual
         if longer < causes.SMALL * first or longer < 0.05:
             return []
         row = {"load": min(longer, first), "overhead": min(self.overhead, max(0.0, first - longer))}
@@ -272,7 +283,7 @@ class Running:
 
     @cached_property
     def turns(self) -> dict | None:
-        """A second turn that only appends: positions computed again, and its seconds with what the server remembers and without."""
+        """A second turn that only appends: positions computed again, seconds with the prefix cache and without."""
         tokenizer = self.server.tokenizer
         length = _TURN if self.per_position * _TURN < max(1.0, (self.budget - self.spent) / 4) else 48
         if tokenizer is None or not self.prompts or (self.context and length + 2 * _MORE + 8 > self.context):

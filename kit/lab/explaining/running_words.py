@@ -81,11 +81,12 @@ def _speed(running: Running, token, spread, share, received, asked, reported) ->
     text = f"It makes {1 / token:.3g} tokens per second ({format_seconds(token)} per token, {format_seconds(low)} to "
     text += f"{format_seconds(high)}) near {NEAR + 16} positions"
     if share:
-        text += f", {share:.0%} of the limit (MBU {share:.0%}): a token reads {format_bytes(running.bytes_at(NEAR))}, and memory "
+        text += (
+            f", {share:.0%} of the limit (MBU {share:.0%}): a token reads {format_bytes(running.bytes_at(NEAR))}, and memory "
+        )
         text += f"reads at {running.gbps:.1f} GB/s"
     counted = "the file's own tokenizer" if running.server.tokenizer else "the server's own account: no tokenizer is known here"
-    text += f". Received were {received} tokens of {asked} that were asked for, by {counted}."
-    text = text.replace("Received were", "kit received")
+    text += f". kit received {received} tokens of {asked} that it asked for, by {counted}."
     if reported is not None and abs(reported - received) > 0.02 * max(reported, received):
         text += f" The server reports {reported} tokens, and {received} came."
     if any(each.stopped for each in running.decodes):
@@ -109,7 +110,9 @@ def _prompt_told(running: Running) -> str:
     if not running.prompts:
         return ""
     length, seconds, _ = running.prompts[-1]
-    text = f"A prompt takes {format_seconds(running.per_position)} per position ({1 / running.per_position:.3g} per second) and "
+    text = (
+        f"A prompt takes {format_seconds(running.per_position)} per position ({1 / running.per_position:.3g} per second) and "
+    )
     text += f"{format_seconds(running.overhead)} of overhead: the first token after {length} positions came in "
     return paragraph(f"{text}{format_seconds(seconds)}.")
 
@@ -140,8 +143,8 @@ def _deep_told(running: Running) -> str:
     if (deep := _deep(running)) is None:
         if not running.prompts:
             return ""
-        return paragraph("Decode at depth was not measured: the context has no room for it, or its prompt takes longer than kit "
-                         "waits (`--thorough` waits).")  # fmt: skip
+        return paragraph("Decode at depth was not measured: the context has no room for it, or its prompt takes longer than "
+                         "kit waits (`--thorough` waits).")  # fmt: skip
     text = _account(running.deep["causes"], f"After {deep['positions']:,} positions a token")
     return text
 
@@ -167,8 +170,8 @@ def plain(cause: Cause) -> dict:
 def _change(running: Running, found: list[Cause]) -> str:
     worst = causes.largest(found)
     if worst is None:
-        return paragraph("To change: nothing that kit can see. No cause but memory and the server's own arithmetic takes a tenth "
-                         "of the time; a smaller quantization reads fewer bytes.")  # fmt: skip
+        return paragraph("To change: nothing that kit can see. No cause but memory and the server's own arithmetic takes a "
+                         "tenth of the time; a smaller quantization reads fewer bytes.")  # fmt: skip
     total = sum(cause.seconds for cause in found if cause.of == worst.of)
     text = f"To change: {worst.remedy or 'see above'}. {worst.name.capitalize()} takes {worst.seconds / total:.0%} of the time "
     return paragraph(f"{text}of {'a token' if worst.of.startswith('decode') else 'a ' + worst.of}: {worst.evidence}.")

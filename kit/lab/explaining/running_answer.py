@@ -1,0 +1,141 @@
+"""kit explain of a running server as a command: what is printed, compared with an earlier answer, and tried."""
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from kit.errors import ServerError
+from kit.lab.engines.started import Started, changed
+from kit.lab.explaining import causes, running_words
+from kit.lab.explaining.running import Running, probe
+from kit.lab.explaining.tables import paragraph
+from kit.lab.measuring.state import BUSY
+from kit.units import format_seconds, to_json
+
+_ANY = 10_000.0  # seconds of a budget that waits for everything
+_ROUNDS = 4  # of before and after, in turn
+
+
+def explain(
+    url: str, say: Callable[[str], object], served: str = "", file: Path | None = None, thorough: bool = False,
+    as_json: bool = False, compare: str | None = None, trying: bool = False,
+) -> dict:  # fmt: skip
+    """Explain a running server; text goes to ``say`` as soon as it is known. Returns the answer as plain data. ``compare``: an
+    earlier answer as JSON. ``trying``: name the command that makes the change, because this server is the user's own."""
+    before = _read(compare) if compare else None
+    answer: dict = {}
+    with Running(url, served, file, **({"budget": _ANY} if thorough else {}), gbps=probe) as running:
+        for key, value, text in running_words.sections(running):
+            if key:
+                answer[key] = value
+            if text and not as_json:
+                say(text + "\n")
+        if before:
+            answer["compared"] = compared(before, answer)
+            as_json or say(answer["compared"]["told"] + "\n")
+        if trying and not as_json:
+            say(_to_try(running))
+    if as_json:
+        say(to_json(answer))
+    return answer
+
+
+def _read(path: str) -> dict:
+    try:
+        said = json.loads(Path(path).read_text(encoding="utf-8"))
+        return {"decode": said["decode"], "engine": said["engine"]} | said
+    except OSError as error:
+        raise ServerError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ServerError(f"{path}: not an answer of `kit explain URL --json`: make one before the change") from None
+
+
+def compared(before: dict, after: dict) -> dict:
+    """How many times as fast ``after`` is as ``before``, with an interval from both of theirs, and the sentence."""
+    first, second = before["decode"], after["decode"]
+    times = first["seconds"] / second["seconds"]
+    low, high = first["interval"][0] / second["interval"][1], first["interval"][1] / second["interval"][0]
+    verdict = "faster" if low > 1 else "slower" if high < 1 else "no difference that these windows show"
+    text = f"Compared with before, it is {times:.2f} times as fast ({low:.2f} to {high:.2f}): {verdict}. A token took "
+    text += f"{format_seconds(first['seconds'])} and takes {format_seconds(second['seconds'])}."
+    names = [Path(each["engine"].get("file") or each["engine"].get("model") or "?").name for each in (before, after)]
+    if names[0] != names[1]:
+        text += f" The files differ: {names[0]} before, {names[1]} now."
+    if max(each.get("others") or 0.0 for each in (first, second)) > BUSY:
+        text += " Other processes used the cores in one of the two: measure again when they have ended."
+    return {"times": times, "interval": [low, high], "verdict": verdict, "told": paragraph(text)}
+
+
+def _to_try(running: Running) -> str:
+    worst = causes.largest(running_words.all_causes(running))
+    if worst is None or not worst.remedy:
+        return "There is nothing to try.\n"
+    command = running.owner.command
+    again = f"kit explain {running.server.url} --compare before.json"
+    text = "This server is yours, so kit does not restart it. Keep this answer (`--json > before.json`), then "
+    if command and worst.remedy.startswith("-"):
+        text += "start the server so, and ask again:"
+        return f"{paragraph(text)}\n    {changed(shlex.join(command), flags(worst.remedy))}\n    {again}\n"
+    return f"{paragraph(f'{text}change this: {worst.remedy}. Then ask again:')}\n    {again}\n"
+
+
+def flags(remedy: str) -> str:
+    """The flags that a remedy begins with: ``-t 2``; "" where it has none."""
+    words = []
+    for word in remedy.split():
+        if not (word.startswith("-") or (words and words[-1].startswith("-") and not word.isalpha()) or word in _VALUES):
+            break
+        words.append(word)
+    return " ".join(words)
+
+
+_VALUES = ("on", "off", "auto")
+
+
+def try_change(spec: str, file: Path, say: Callable[[str], object], as_json: bool = False) -> dict:
+    """Explain a llama-server that kit starts, change what the largest cause names, and time both in turn."""
+    with Started(spec, file) as server:
+        answer = explain(server.url, say, file=file, as_json=False)
+    worst = next((each for each in answer["causes"] if each["name"] == _largest(answer)), None)
+    change = flags(worst["remedy"]) if worst else ""
+    if not change:
+        say("There is no flag to try.\n")
+        return answer
+    new = changed(spec, change)
+    seconds: dict[str, list[float]] = {spec: [], new: []}
+    for turn in range(_ROUNDS):
+        for each in (spec, new) if turn % 2 == 0 else (new, spec):
+            with Started(each, file) as server, Running(server.url, file=file, gbps=lambda: 1.0) as running:
+                seconds[each].append(sum(window.seconds for window in running.windows) / len(running.windows))
+    answer["tried"] = {"change": change} | told_in_turn(spec, new, seconds)
+    say(answer["tried"]["told"] + "\n")
+    if as_json:
+        say(to_json(answer))
+    return answer
+
+
+def _largest(answer: dict) -> str:
+    rows = [causes.Cause(each["name"], each["seconds"], *each["interval"], of=each["of"]) for each in answer["causes"]]
+    worst = causes.largest(rows)
+    return worst.name if worst else ""
+
+
+def told_in_turn(before: str, after: str, seconds: dict[str, list[float]]) -> dict:
+    """The ratio of two settings that were timed in turn, with its interval, and the sentence."""
+    import numpy as np
+
+    from kit.lab.measuring.measure import interval_of
+
+    ratios = np.array(seconds[before]) / np.array(seconds[after])
+    low, high = interval_of(ratios)
+    first, second = (float(np.median(seconds[each])) for each in (before, after))
+    text = f"Before: {format_seconds(first)} per token with `{before}`. After: {format_seconds(second)} with `{after}`, "
+    text += f"{np.median(ratios):.2f} times as fast ({low:.2f} to {high:.2f}), in turn {len(ratios)} times."
+    return {
+        "before": first,
+        "after": second,
+        "times": float(np.median(ratios)),
+        "interval": [low, high],
+        "told": paragraph(text),
+    }

@@ -1,0 +1,208 @@
+"""Every cause of a slow server is made to happen with a real llama-server, and is then the largest.
+
+The tests share the machine with others, so each judges by what was seen: counters of the server's own threads and group.
+"""
+
+import dataclasses
+import time
+
+import pytest
+import served
+
+from kit.lab.engines.watch import Holding, Seen
+from kit.lab.explaining import causes, remedies
+from kit.lab.explaining.causes import NAMES, Window, account, largest, split, with_depth
+from kit.lab.explaining.running import Running
+from kit.lab.measuring import pages
+
+QUIET = Seen(1.0, (0.01, 0.02), (0.98, 0.97), cores=2, others=0.02)
+MEMORY = 0.06  # seconds of a token's bytes, of a token that takes 0.1
+FAULTS = {  # cause -> what is seen of a window when it is the one
+    "threads": {"waited": (0.75,) * 8, "ran": (0.25,) * 8},
+    "busy": {"waited": (0.4, 0.3), "ran": (0.6, 0.7), "others": 0.9},
+    "quota": {"throttled": 1.2, "quota": 0.8, "waited": (0.6, 0.6), "ran": (0.4, 0.4)},
+    "disk": {"disk": 0.5, "faults": 900, "read": 400 << 20, "kernel": 0.05},
+    "swap": {"disk": 0.5, "faults": 900, "read": 400 << 20, "swapped": 390 << 20},
+}
+
+
+def window(seconds=0.1, reported=None, **seen):
+    return Window(10, seconds, dataclasses.replace(QUIET, **seen), reported)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_seen_is_the_largest_fault_and_all_parts_add_up(name):
+    row = split(window(**FAULTS[name]), MEMORY)
+    assert sum(row.values()) == pytest.approx(0.1) and set(row) <= set(NAMES)
+    assert largest(account([row])).name == name
+
+
+def test_with_nothing_wrong_no_fault_has_a_tenth():
+    row = split(window(), MEMORY)
+    assert largest(account([row])) is None and row["memory"] == MEMORY and row["unexplained"] > 0.03
+    assert sum(row.values()) == pytest.approx(0.1)
+
+
+def test_a_time_that_the_server_does_not_have_is_overhead():
+    assert split(window(reported=0.07), 0.03)["overhead"] == pytest.approx(0.03)
+    assert split(window(reported=0.11), 0.03)["overhead"] == 0
+
+
+def test_threads_and_neighbors_share_the_waiting_in_the_ratio_of_their_number():
+    both = split(window(waited=(0.8,) * 4, others=2.0), MEMORY)
+    alone = split(window(waited=(0.8,) * 4, others=0.0), MEMORY)
+    assert both["busy"] > 0 and alone["busy"] == 0 and alone["threads"] > both["threads"] > 0
+
+
+def test_parts_that_overlap_are_scaled_and_not_beyond_the_token():
+    row = split(window(disk=1.0, faults=9, read=1 << 20, throttled=2.0), MEMORY)
+    assert sum(row.values()) == pytest.approx(0.1) and row["unexplained"] == pytest.approx(0.0)
+
+
+def test_a_read_without_a_fault_is_no_disk():
+    assert split(window(disk=0.5), MEMORY)["disk"] == 0
+
+
+def test_depth_is_what_the_same_token_takes_longer():
+    near, deep = [split(window(0.1), MEMORY)], [split(window(0.25), MEMORY)]
+    rows = with_depth(deep, near)
+    assert rows[0]["depth"] == pytest.approx(0.15 * 0.98, rel=0.05) and sum(rows[0].values()) == pytest.approx(0.25)
+    assert largest(account(rows, causes.DEEP)).name == "depth"
+    busy = with_depth([split(window(0.25, waited=(0.6, 0.6), others=1.2), MEMORY)], near)
+    assert largest(account(busy, causes.DEEP)).name == "busy" and busy[0]["depth"] < rows[0]["depth"]
+
+
+def test_an_interval_is_that_of_the_windows():
+    rows = [split(window(seconds), MEMORY) for seconds in (0.1, 0.11, 0.12)]
+    found = {cause.name: cause for cause in account(rows)}
+    assert found["unexplained"].low < found["unexplained"].seconds < found["unexplained"].high
+    assert sum(cause.seconds for cause in found.values()) == pytest.approx(0.11)
+
+
+def test_a_context_is_named_where_the_file_alone_would_fit():
+    facts = remedies.ServerFacts("llama-server", None, Holding(0.5, 1.0, 900 << 20, limit=1500 << 20), 1e9, 1000 << 20, 30.0,
+                                 8192, 100 << 10)  # fmt: skip
+    assert facts.pushed and remedies.remedy("disk", facts, QUIET).startswith("-c 4096 ")
+    below = dataclasses.replace(facts, file_bytes=2000 << 20)
+    assert not below.pushed and "memory" in remedies.remedy("disk", below, QUIET)
+    ollama = dataclasses.replace(facts, engine="Ollama")
+    assert "num_ctx 4096" in remedies.remedy("disk", ollama, QUIET)
+    assert remedies.remedy("threads", facts, QUIET) == "-t 2"
+
+
+# ---- the real server
+
+
+def decode_of(url, **how):
+    """The causes of a decode, and what was running."""
+    with Running(url, gbps=lambda: 20.0, budget=how.pop("budget", 8.0), **how) as running:
+        found = running.decode
+        assert sum(cause.seconds for cause in found) == pytest.approx(
+            sum(w.seconds for w in running.windows) / len(running.windows)
+        )
+        return {cause.name: cause for cause in found}, running
+
+
+def faults(found, but=()):
+    """Name -> seconds of the faults."""
+    return {name: cause.seconds for name, cause in found.items() if cause.is_fault and name not in but}
+
+
+def worst(found, but=()):
+    rows = faults(found, but)
+    return max(rows, key=rows.get)
+
+
+@pytest.fixture(scope="module")
+def server(smollm2):
+    with served.started(smollm2, "-t 2 -c 1024") as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_too_many_threads(smollm2):
+    with served.started(smollm2, "-t 8 -c 512") as running:
+        found, ran = decode_of(running.url)
+    assert worst(found) == "threads", found
+    assert ran.windows[0].seen.workers == 8 and found["threads"].remedy.startswith("-t ")
+    assert "8 threads on" in found["threads"].evidence
+
+
+@pytest.mark.slow
+def test_a_busy_neighbor(server):
+    with served.neighbors(3):
+        found, _ = decode_of(server.url)
+    assert worst(found) == "busy" and "python" in found["busy"].evidence, found
+
+
+@pytest.mark.slow
+def test_a_quota(server):
+    files = {"v1": {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "15000"}, "v2": {"cpu.max": "15000 100000"}}
+    with served.group("cpu", **files) as group:
+        (group / "cgroup.procs").write_text(str(server.process.pid))
+        try:
+            found, ran = decode_of(server.url)
+        finally:
+            (group.parent / "cgroup.procs").write_text(str(server.process.pid))
+    assert worst(found) == "quota" and ran.windows[0].seen.quota == pytest.approx(0.15), found
+
+
+@pytest.mark.slow
+def test_with_nothing_wrong_only_what_the_neighbors_take(server):
+    found, ran = decode_of(server.url)
+    total = sum(cause.seconds for cause in found.values())
+    assert all(seconds < 0.1 * total for seconds in faults(found, but=("busy", "pages")).values()), found
+    seen = [each.seen for each in ran.windows]
+    if all(each.others < 0.1 and max(each.waited) < 0.05 for each in seen):
+        assert found["busy"].seconds < 0.1 * total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit, flags, remedy", [(88, "-t 2 -c 128", ""), (190, "-t 2 -c 3072", "-c ")])
+def test_a_memory_limit_below_the_file_and_a_context_that_pushes_weights_out(smollm2, tmp_path, limit, flags, remedy):
+    file, text = served.copied(smollm2, tmp_path), str(limit << 20)
+    with served.group("memory", v1={"memory.limit_in_bytes": text}, v2={"memory.max": text, "memory.swap.max": "0"}) as group:
+        with served.started(file, flags, served.inside(group)) as running:
+            found, ran = decode_of(running.url)
+            assert worst(found, but=("busy",)) == "disk", (found, ran.holding)
+            assert ran.windows[0].seen.faults > 0 and ran.holding.limit == limit << 20
+            assert found["disk"].remedy.startswith(remedy) and ran.facts.pushed == bool(remedy), (found["disk"], ran.holding)
+
+
+@pytest.mark.slow
+def test_a_model_that_was_unloaded_between_requests(smollm2):
+    with served.started(smollm2, "-t 2 -c 256 --sleep-idle-seconds 1") as running:
+        time.sleep(2.5)
+        with Running(running.url, gbps=lambda: 20.0, budget=8.0) as ran:
+            assert largest(ran.load).name == "load", (ran.load, ran.first, ran.prompts)
+
+
+def test_small_pages_are_seen_and_cost_what_the_map_is_slower(server, monkeypatch):
+    """The size of pages is what the process has; how much slower they read depends on the machine, so it is given."""
+    monkeypatch.setattr(pages, "speed", lambda file: pages.MapSpeed(5.0, 20.0, 0.0))
+    with Running(server.url, gbps=lambda: 20.0) as ran:
+        ran.__dict__["holding"] = dataclasses.replace(ran.holding, large=0.0, resident=1.0)
+        assert ran.pages == pytest.approx(3 * ran.bytes_at(0) / 20e9, rel=0.01)
+        ran.__dict__.pop("pages")
+        ran.__dict__["holding"] = dataclasses.replace(ran.holding, large=0.95)
+        assert ran.pages == 0
+
+
+@pytest.mark.slow
+def test_a_proxy_that_delays(server):
+    with served.serving(served.proxy(server.url, each=lambda number: time.sleep(0.3))) as url:
+        found, ran = decode_of(url)
+    assert worst(found) == "overhead", found
+    assert "the model's file" not in ran.owner.missing
+
+
+@pytest.mark.slow
+def test_a_second_turn_that_computes_all_again(server, smollm2):
+    for remembers, again in ((True, False), (False, True)):
+        with served.serving(served.ollama(server.url, smollm2, remembers=remembers)) as url:
+            with Running(url, gbps=lambda: 20.0, budget=30.0) as ran:
+                turn = ran.turns
+                assert (turn["again"] > turn["new"]) == again, turn
+                if again:
+                    assert largest(ran.second_turn).name == "reprocess"
+                    assert "OLLAMA_NUM_PARALLEL" in next(c.remedy for c in ran.second_turn if c.name == "reprocess")
