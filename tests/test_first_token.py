@@ -65,6 +65,9 @@ def test_the_divisions_are_bytes_over_speeds(cached, tmp_path, monkeypatch):
     multiplied = [use for use in uses_of(file) if not use.is_rows]
     elements = sum(use.elements for use in multiplied)
     assert ran["least"]["read float32"] == pytest.approx((4 * elements - cached) / 1e9 / MACHINE.read_gbps)
+    weights = sum(tensor.elements for tensor in file.tensors.values())
+    assert ran["least"]["write float32"] == pytest.approx((4 * weights - cached) / 1e9 / MACHINE.write_gbps)
+    assert MACHINE.write_gbps != MACHINE.read_gbps, "a division by the other speed shows"
     assert ran["least"]["multiply"] == pytest.approx(2 * 4 * elements / 1e9 / MACHINE.f32_gflops)
     assert ran["least"]["read the blocks"] == pytest.approx(bytes_used(multiplied) / 1e9 / MACHINE.read_gbps)
     assert ran["blocks"] == sum(tensor.nbytes for tensor in file.tensors.values())
