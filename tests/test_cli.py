@@ -126,9 +126,10 @@ def test_doctor_says_what_to_do(monkeypatch):
 
 def test_doctor_checks_this_machine():
     from kit.cpu import simd
+    from kit.cpu.gemv_codes import strategies
     from kit.lab.measuring import doctor
 
-    states = {row.subject: row.state for row in doctor.checks(simd.describe())}
+    states = {row.subject: row.state for row in doctor.checks(simd.describe(), strategies())}
     assert states["Python"] == states["torch"] == "ok"
     tour = re.findall(r"^ {4}(?:ok|note|BAD)  +(.+?)  ", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert tour == list(states)

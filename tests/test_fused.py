@@ -91,7 +91,7 @@ def check(qtype, rows, columns, tokens, accuracy, seed=0, place=np.copy):
 def test_a_wide_row_keeps_its_activations_in_the_first_level_cache(small, accuracy, columns, monkeypatch):
     """Of the length of those of a 1.5B model's ffn_down, which are read without what is fetched ahead where that gains."""
     check("Q6_K", 9, 8960, 1, accuracy)
-    monkeypatch.setattr(gemv_codes, "_SMALL", small)
+    monkeypatch.setattr(gemv_codes, "_WIDE", 6144 * small)
     assert 16 * gemv_codes._narrow(accuracy, gemv_codes.record_bytes(gemv_codes.DIGITS[accuracy])) == (columns or 1 << 44)
 
 

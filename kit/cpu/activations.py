@@ -43,11 +43,12 @@ from kit.cpu.simd.vectors import (
 from kit.cpu.superblocks import SUPERBLOCK, codes_of
 from kit.cpu.tasks import task
 from kit.gguf.formats import Format
+from kit.products import PRODUCTS
 
 f32, i64 = types.float32, types.int64
 
 SUMS, SCALE, RECORD = SUPERBLOCK, SUPERBLOCK + 64, SUPERBLOCK + 128
-DIGITS, WORDS = {"int8": 1, "int16": 2, "float32": 3}, 4
+DIGITS, WORDS = {name: row.digits for name, row in PRODUCTS.items()}, 4
 # A group whose largest is below this is zeros: the unit of its last digit would be no normal number.
 _SMALLEST = np.float32(1e-31)
 

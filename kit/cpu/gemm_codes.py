@@ -29,7 +29,7 @@ from kit.gguf.formats import Format
 f32 = types.float32
 FEWEST = 16  # tokens
 TILES = {"amx": (16, 1), "avx512": (6, 2), "avx2": (4, 1), "neon": (4, 1)}  # tokens and sixteens of rows: see multiplier
-FASTER = {"int8": tuple(TILES), "int16": ("avx512",), "float32": ("avx512",)}  # than products of floats
+FASTER = {1: tuple(TILES), 2: ("avx512",), 3: ("avx512",)}  # digits -> what is faster than products of floats
 ROWS, _TOKENS = 64, 512  # of a piece: its sums and its unpacked weights stay in the second-level cache
 _SCALES = 16 * SUPERBLOCK  # of sixteen rows: codes, then scales, then minima
 _MINIMA, _UNPACKED = _SCALES + 1024, _SCALES + 2048
@@ -51,7 +51,7 @@ def group_of(format: Format) -> int:
 
 def records(x: torch.Tensor, format: Format, activations: str) -> torch.Tensor:
     """The records of x (tokens, columns) that ``kernel`` takes."""
-    digits, group = DIGITS[activations], format.activations if activations == "int8" else SUPERBLOCK
+    digits, group = DIGITS[activations], format.activations if DIGITS[activations] == 1 else SUPERBLOCK
     return quantize(x, address(NATURAL), digits, group, sums=group_of(format), in_units=group == SUPERBLOCK)
 
 

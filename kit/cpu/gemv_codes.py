@@ -16,6 +16,7 @@ from kit.cpu.simd.isa import dot4, opaque_on_arm
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.pairs import pairs_by_scales, pairs_by_steps
 from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
+from kit.cpu.simd.tiers import tier as current
 from kit.cpu.simd.vectors import (
     Static,
     broadcast,
@@ -47,21 +48,27 @@ from kit.cpu.superblocks import (
     superblock_bytes,
     whole,
 )
-from kit.cpu.tasks import features, task
-from kit.system import cpu_facts, cpu_name
+from kit.cpu.tasks import task
+from kit.cpu.tuned import tuned
+from kit.gguf.formats import FORMATS, described
 
 f32 = types.float32
-# Bytes: memory is a long way off, and a page begins without a wait. On a Xeon a token of granite-3.3-2b had 1.4 times the speed
-# with 2 KiB that it has with 8 KiB, or with none. Zen 5 read fastest with 8 KiB; Zen 4, whose first-level cache has two thirds
-# of the room, with 4 KiB: rows of 8192 int8 columns took 0.83 to 0.93 of the time.
-# Arm's CPUs follow a stream by themselves, as far as can be said without one.
-_SMALL = cpu_facts().get("L1 data") == "32K"
-_AHEAD = 0 if "neon" in features() else 2048 if cpu_name().startswith("Intel") else 4096 if _SMALL else 8192
-# Where the first-level cache is as small, and the int8 records of a row take so many bytes of it, lines fetched ahead push them
-# out: a Q6_K row of 8960 columns took 1.2 to 1.5 times as long (Zen 4). Exact activations have three times the records and the
-# arithmetic between them: there the row took 0.8 of the time with the prefetch.
-_WIDE = 6144
 TOKENS = 32  # multiplied at once, whose sums fit the first-level cache
+
+_AHEAD, _WIDE = tuned().ahead, tuned().wide
+
+# Kind of format, by its codes and scales -> tier -> how a super-block's codes and activations are multiplied:
+#   dots      dot products of four bytes, each scaled as a float
+#   steps     sums of a group times its integer scale, then one float for the super-block (kit.cpu.simd.dots, pairs)
+#   scales    the sums of all codes that share a scale, times that float
+#   words     the same, with activations in words of 16 bits; for one digit it is "scales"
+STRATEGIES = {
+    "steps": {"avx512": "steps", "avx2": "steps", "neon": "steps", "plain": "steps"},
+    "floats": {"avx512": "dots", "avx2": "scales", "neon": "scales", "plain": "scales"},
+    "bytes": {"avx512": "dots", "avx2": "words", "neon": "scales", "plain": "scales"},
+    "steps, looked up": {"avx512": "dots", "avx2": "dots", "neon": "steps", "plain": "steps"},
+    "floats, looked up": {"avx512": "dots", "avx2": "dots", "neon": "scales", "plain": "scales"},
+}
 
 _scratch = stack(128 + 512)  # a super-block's scales and minima, and the super-block itself where it is copied
 _sums = stack(64 * TOKENS)
@@ -72,26 +79,40 @@ def _in_four_lanes(tier) -> bool:
     return tier in ("neon", "plain")
 
 
-def _way(format, tier, activations) -> str:
-    """The variant of kit.cpu.simd.pairs or dots: "steps", "scales" or "words"; "" if dot products of four bytes are scaled."""
-    pairwise = tier == "avx2" and codes_of(format).in_vectors
-    if pairwise and flipped(format) and format.scales.sign == 0:
-        return "scales" if DIGITS[activations] == 1 else "words"
-    if _in_four_lanes(tier) or (pairwise and largest_code(format) <= 127):
-        return "steps" if has_steps(format) else "scales"
-    return "steps" if tier == "avx512" and has_steps(format) and largest_code(format) < 64 else ""
+def kind_of(format) -> str:
+    """Its row of STRATEGIES: whether scales are integers or floats, and whether codes are whole bytes or looked up."""
+    if not codes_of(format).in_vectors or (has_steps(format) and largest_code(format) > 63):
+        return "steps, looked up" if has_steps(format) else "floats, looked up"
+    if has_steps(format):
+        return "steps"
+    return "bytes" if flipped(format) and format.scales.sign == 0 else "floats"
+
+
+def strategy(format, tier: str, activations: str) -> str:
+    """How ``kernel`` multiplies; see STRATEGIES."""
+    how = STRATEGIES[kind_of(format)][tier]
+    return "scales" if how == "words" and DIGITS[activations] == 1 else how
+
+
+def strategies() -> dict[str, list[str]]:
+    """Strategy of STRATEGIES on this machine -> the formats that take it."""
+    taken: dict[str, list[str]] = {}
+    for format in FORMATS.values():
+        if format.codes is not None and described(format):
+            taken.setdefault(STRATEGIES[kind_of(format)][current().value], []).append(format.name)
+    return taken
 
 
 def digits(format, tier: str, activations: str) -> int:
     """The number of digits of activations that ``kernel`` takes; see kit.cpu.activations."""
-    return WORDS if _way(format, tier, activations) == "words" else DIGITS[activations]
+    return WORDS if strategy(format, tier, activations) == "words" else DIGITS[activations]
 
 
 def _signed(format, tier, activations) -> bool:
     """Whether codes are multiplied as int8, without the bias that makes them uint8."""
     if _in_four_lanes(tier):
         return largest_code(format) > 127 and format.scales.sign == 0
-    return flipped(format) and bool(_way(format, tier, activations))
+    return flipped(format) and strategy(format, tier, activations) != "dots"
 
 
 @inner(forceinline=True)
@@ -127,9 +148,9 @@ def _unpack(format, tier, activations, at, sixteens, scratch):
     def unpack_steps(format, tier, activations, at, sixteens, scratch):
         return codes(format, tier, at), steps(format, tier, at), broadcast(f32x16, 0)
 
-    way = _way(format.value, tier.value, activations.value)
-    by_group = activations.value == "int8" and format.value.activations < SUPERBLOCK
-    return unpack_steps if way == "steps" else unpack if way or by_group else unpack_lanes
+    way = strategy(format.value, tier.value, activations.value)
+    by_group = DIGITS[activations.value] == 1 and format.value.activations < SUPERBLOCK
+    return unpack_steps if way == "steps" else unpack if way != "dots" or by_group else unpack_lanes
 
 
 @generated(prefer_literal=True, forceinline=True)
@@ -140,9 +161,13 @@ def _products(format, tier, activations, codes, scales, record, scratch, quarter
     places, order = tuple((0, RECORD, RECORD + SUPERBLOCK)[: DIGITS[activations]]), codes_of(format).order
     vectors = 1 + max(map(order.index, range(4 * quarters.literal_value))) // 4  # that hold these weights
     sum_of_dots = {1: _of_one, 2: _of_two, 4: _of_four}[vectors]
-    way, group, largest = _way(format, tier, activations), max(16, min(format.scales.group, SUPERBLOCK)), largest_code(format)
+    way, group, largest = (
+        strategy(format, tier, activations),
+        max(16, min(format.scales.group, SUPERBLOCK)),
+        largest_code(format),
+    )
     signed = _signed(format, tier, activations)
-    if not way:
+    if way == "dots":
 
         def by_group(format, tier, activations, codes, scales, record, scratch, quarters):
             scales = lane_scales(format, scales * load(f32x16, record + SCALE))
@@ -151,7 +176,7 @@ def _products(format, tier, activations, codes, scales, record, scratch, quarter
         def by_superblock(format, tier, activations, codes, scales, record, scratch, quarters):
             return sum_of_dots(format, tier, activations, codes, scales, record) * load(f32x16, record + SCALE)
 
-        return by_group if activations == "int8" and format.activations < SUPERBLOCK else by_superblock
+        return by_group if DIGITS[activations] == 1 and format.activations < SUPERBLOCK else by_superblock
     if _in_four_lanes(tier):
         kind, widened = f32x4, _quarter
         each, bias = pick(*range(0, 16, group // 16)), format.bias if signed else 0
@@ -211,7 +236,7 @@ def _dots(format, tier, activations, codes, digit):
 
     numbers = format.value.codes
     small = numbers.planes and not numbers.values and numbers.bits <= 6  # 4 * 63 * 2^23 < 2^31
-    return {"int8": of_one, "int16": of_two, "float32": of_three}[activations.value]
+    return (of_one, of_two, of_three)[DIGITS[activations.value] - 1]
 
 
 # ---- the sums of scale * code * activation, in units of the last digit, in 16 lanes, of so many vectors of codes
@@ -245,7 +270,7 @@ def _record_bytes(format, tier, activations):
 def _has_minima(format, tier, activations):
     """Whether minima must be added: not if signed codes are multiplied directly, or if the products include the minima."""
     format, tier, activations = format.value, tier.value, activations.value
-    has = _way(format, tier, activations) != "steps" and not _signed(format, tier, activations)
+    has = strategy(format, tier, activations) != "steps" and not _signed(format, tier, activations)
     return lambda format, tier, activations: has
 
 
@@ -278,7 +303,7 @@ def _ahead(format, tier, activations, sixteens):
 
 def _narrow(activations: str, size: int) -> int:
     """The most times 16 weights of a row whose lines are fetched ahead. ``size``: bytes of a record of 256 activations."""
-    return 16 * (_WIDE // size) if _SMALL and activations == "int8" else 1 << 40
+    return 16 * (_WIDE // size) if _WIDE and DIGITS[activations] == 1 else 1 << 40
 
 
 @inner(forceinline=True)

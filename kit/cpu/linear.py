@@ -9,14 +9,15 @@ import numpy as np
 import torch
 
 from kit.cpu import gemm, gemm_codes, gemv_codes, gemv_values, threads
-from kit.cpu.activations import layout_of, quantize, quantizing, record_bytes, rounded
+from kit.cpu.activations import DIGITS, layout_of, quantize, quantizing, record_bytes, rounded
 from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import SUPERBLOCK
 from kit.cpu.tasks import Step
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
+from kit.products import PRODUCTS
 
-ACTIVATIONS = ("float32", "int16", "int8")
+ACTIVATIONS = tuple(PRODUCTS)
 _LEAST, _MOST = 2**14, 256  # a task takes at least so many bytes of blocks, and there are at most so many tasks
 FEWEST = min(gemm.FEWEST, gemm_codes.FEWEST)  # tokens for which another kernel than that of a decode may be faster
 MANY_TOKENS = 128  # whose arithmetic is worth a dequantization
@@ -42,7 +43,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     if tokens >= gemm_codes.FEWEST and _in_bytes(format, activations):
         x, share = gemm_codes.records(x, format, activations), gemm_codes.share(rows)
         kernel = gemm_codes.kernel(format, tier(), gemm_codes.multiplier(), activations)
-    elif format.codes is not None and (activations == "int8" or tokens < 2 * gemm.FEWEST):
+    elif format.codes is not None and (DIGITS[activations] == 1 or tokens < 2 * gemm.FEWEST):
         x, kernel = quantize(x, *_layout(format, activations)), gemv_codes.kernel(format, tier(), activations)
     elif tokens >= gemm.FEWEST:
         x, kernel = gemm.padded(x), gemm.kernel(format, tier())
@@ -59,7 +60,7 @@ def in_pieces(qtype: str, x: torch.Tensor, activations: str) -> torch.Tensor | N
     format = FORMATS[qtype]
     if len(x) < MANY_TOKENS or _in_bytes(format, activations):
         return None
-    return rounded(x, format.activations) if activations == "int8" and format.codes else x
+    return rounded(x, format.activations) if DIGITS[activations] == 1 and format.codes else x
 
 
 def _layout(format, activations):
@@ -69,7 +70,7 @@ def _layout(format, activations):
 
 def _in_bytes(format, activations) -> bool:
     """Whether kit.cpu.gemm_codes multiplies this many tokens."""
-    return format.codes is not None and gemm_codes.multiplier() in gemm_codes.FASTER[activations]
+    return format.codes is not None and gemm_codes.multiplier() in gemm_codes.FASTER[DIGITS[activations]]
 
 
 class Activations:

@@ -16,11 +16,12 @@ from kit.model.budget import weights_within
 from kit.model.hyperparameters import read_config
 from kit.model.linear import linear_named
 from kit.model.weights import Weights
+from kit.products import PRODUCTS
 from kit.trace import Trace
 
 _aten, _CONTEXT = torch.ops.aten, 4096  # positions whose keys and values a limit of memory has room for
 WAYS = {  # weights= -> (policy of the cache, variant of kit.model.linear)
-    **{f"blocks{kind}": (None, f"fused{kind}") for kind in ("", "-int16", "-int8")},
+    **{row.weights: (None, row.linear) for row in PRODUCTS.values()},
     "float32": (HashMap, "dequantized"),
 }
 

@@ -9,6 +9,7 @@ import torch
 from kit.cpu.simd.vectors import jit
 from kit.errors import ModelError, known
 from kit.gguf.names import blocks_of
+from kit.products import PRODUCTS
 from kit.quants import dequantize
 
 
@@ -79,7 +80,7 @@ def _held(weights, name):
     return weights.nbytes(name)
 
 
-def _fused(weights, name, x, activations="float32"):
+def _fused(weights, name, x, activations):
     """From the file's blocks, without the cache."""
     from kit.cpu.linear import in_pieces, linear  # here, because other variants do not need the kernels
 
@@ -111,9 +112,10 @@ LINEAR = {
     "matmul": Variant(_matmul, _held),
     "loop": Variant(_in_loops(_rows), _held),
     "strided": Variant(_in_loops(_columns), _held),
-    "fused": Variant(_fused, _stored, own_threads=True, activations="float32"),
-    "fused-int16": Variant(functools.partial(_fused, activations="int16"), _stored, own_threads=True, activations="int16"),
-    "fused-int8": Variant(functools.partial(_fused, activations="int8"), _stored, own_threads=True, activations="int8"),
+    **{
+        row.linear: Variant(functools.partial(_fused, activations=name), _stored, own_threads=True, activations=name)
+        for name, row in PRODUCTS.items()
+    },
 }
 
 

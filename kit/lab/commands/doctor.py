@@ -22,9 +22,10 @@ def command(measure, as_json):
     Exit code: 0 success, 1 something that kit needs is missing.
     """
     from kit.cpu import simd
+    from kit.cpu.gemv_codes import strategies
     from kit.lab.measuring.doctor import checks
 
-    rows = checks(simd.describe(), measure)
+    rows = checks(simd.describe(), strategies(), measure)
     if as_json:
         click.echo(to_json([row._asdict() for row in rows]))
     else:

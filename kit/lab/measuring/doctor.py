@@ -35,12 +35,21 @@ class Check(NamedTuple):
     remedy: str = ""
 
 
-def checks(tier: tuple[str, str], measure: bool = False) -> list[Check]:
-    """All rows. ``tier``: state and finding of kit.cpu.simd.describe. ``measure``: also bandwidths and FLOP/s (about
-    two seconds)."""
+def checks(tier: tuple[str, str], products: dict[str, list[str]], measure: bool = False) -> list[Check]:
+    """All rows. ``tier``: state and finding of kit.cpu.simd.describe. ``products``: how which formats are multiplied
+    (kit.cpu.gemv_codes.strategies). ``measure``: also bandwidths and FLOP/s (about two seconds)."""
     python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
     rows = [python, *_libraries(), _environment()]
-    rows += [_cores(), Check("vector tier", *tier), _memory(), _pages(), gpu_check(), triton_check(), _peer()]
+    rows += [
+        _cores(),
+        Check("vector tier", *tier),
+        _products(products),
+        _memory(),
+        _pages(),
+        gpu_check(),
+        triton_check(),
+        _peer(),
+    ]
     rows += [_folder("generated models", models_folder(), _QUICK_DISK), _folder("results", results_folder(), 10**8)]
     return rows + ([_speed()] if measure else [])
 
@@ -69,6 +78,10 @@ def _cores() -> Check:
     cores, threads = system.usable_cores(), torch.get_num_threads()
     remedy = "" if threads == cores else f"unset OMP_NUM_THREADS, or set it to {cores}, to use every core"
     return _noted("cores", f"{cores} usable ({system.cpu_name()}); torch uses {threads} threads", remedy)
+
+
+def _products(by_strategy: dict[str, list[str]]) -> Check:
+    return Check("products", "ok", "; ".join(f"{how} for {' '.join(formats)}" for how, formats in by_strategy.items()))
 
 
 def _memory() -> Check:
