@@ -118,7 +118,7 @@ def test_doctor_says_what_to_do(monkeypatch):
     from kit.lab.measuring import doctor
 
     rows = [doctor.Check("GPU", "note", "none", "buy one"), doctor.Check("disk", "bad", "full", "free some")]
-    monkeypatch.setattr(doctor, "checks", lambda tier, measure: rows)
+    monkeypatch.setattr(doctor, "checks", lambda *_: rows)
     result = CliRunner().invoke(cli.main, ["doctor"])
     assert result.exit_code == 1
     assert "-> buy one" in result.output and "BAD   disk" in result.output
