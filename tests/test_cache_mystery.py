@@ -120,6 +120,16 @@ def test_each_gate_stops_an_answer_and_only_a_real_one_passes(tmp_path):
     assert stopped["/remembered"] == "below the roofline" and stopped["/fails"] == "status is 200"
 
 
+def test_the_meter_of_kit_explain_calls_the_wrong_answers_none():
+    """The same object that measures a server of the user's."""
+    with load_test.serving(load_test.wrong(lambda asked: list(range(asked)))) as server:
+        got = {path: load_test.ask(server, path, 3) for path in server.routes}
+        missing = load_test.ask(server, "/nowhere", 3)
+    assert missing.fault.startswith("an error (404") and got["/fails"].fault.startswith("an error (500")
+    assert {path for path, each in got.items() if each.fault == "an empty answer"} == {"/empty", "/busy"}
+    assert got["/stops-early"].stopped and got["/stops-early"].answered == 1
+
+
 def test_verdicts(tmp_path):
     ran = cells.run(NAME, "to-do", out=tmp_path, draws=300)
     assert "a hit then notes its use" in ran.words["to-do"], "what the cell with the lock said, whatever came between"

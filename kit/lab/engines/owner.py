@@ -37,7 +37,7 @@ class Owner(NamedTuple):
     def flag(self, names: tuple[str, ...]) -> str:
         """The value of the last of these flags in the command; "" without."""
         value = ""
-        for word, after in zip(self.command, (*self.command[1:], ""), strict=True):
+        for word, after in zip(self.command, [*self.command[1:], ""][: len(self.command)], strict=True):
             name, _, given = word.partition("=")
             if name in names:
                 value = given or after

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from kit.lab.engines import meter
+
 Route = Callable[["Server", int], object]  # the server, asked tokens -> what is sent as JSON; None: an empty body
 MODELS, INFERENCE = "/api/v1/models", "/api/v1/inference"
 
@@ -66,28 +68,12 @@ def serving(routes: Mapping[str, Route]):
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """One request, and everything that a careful client can know about it."""
+class Exchange(meter.Received):
+    """One request by the meter of kit explain (kit.lab.engines.meter): its ``path``, and the tokens ``produced`` by the model's
+    own counter during the request."""
 
-    path: str
-    asked: int
-    seconds: float
-    status: int
-    body: bytes
-    produced: int  # by the model's own counter, during the request
-
-    @property
-    def claimed(self) -> float:
-        """What the reports' client prints: requested tokens / latency."""
-        return self.asked / self.seconds
-
-    @property
-    def answered(self) -> int:
-        """Tokens in the answer; 0 when there is no list of tokens in it."""
-        try:
-            return len(json.loads(self.body)["tokens"])
-        except (ValueError, KeyError, TypeError):
-            return 0
+    path: str = ""
+    produced: int = 0
 
 
 def ask(server: Server, path: str, asked: int) -> Exchange:
@@ -101,7 +87,8 @@ def ask(server: Server, path: str, asked: int) -> Exchange:
     data = response.read()
     seconds = time.perf_counter() - start
     connection.close()
-    return Exchange(path, asked, seconds, response.status, data, server.produced - before)
+    received = meter.tokens_of(data)
+    return Exchange(asked, seconds, response.status, data, received=received, path=path, produced=server.produced - before)
 
 
 def theirs(generate: Callable[[int], list[int]]) -> dict[str, Route]:

@@ -1,0 +1,304 @@
+"""The client of a server: what counts as a token, what every bad answer is called, and that nothing goes anywhere else."""
+
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+
+import pytest
+import served
+from click.testing import CliRunner
+
+from kit.errors import ServerError
+from kit.lab.commands.cli import main
+from kit.lab.engines import owner
+from kit.lab.engines.meter import Received, Report
+from kit.lab.engines.protocols import PROTOCOLS, event_of
+from kit.lab.engines.server import KEY, ServerClient, is_server
+from kit.lab.engines.started import Started, changed
+from kit.lab.explaining import running_answer
+from kit.lab.explaining.running import Running
+
+
+def explain(*words):
+    """(exit code, output, error) of kit explain."""
+    done = CliRunner().invoke(main, ["explain", *map(str, words)])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def refused(*words):
+    """The one line of an error, exit code 2."""
+    code, out, said = explain(*words)
+    assert (code, out) == (2, ""), (code, out, said)
+    assert said.startswith("kit: error: ") and said.count("\n") == 1
+    return said
+
+
+# ---- the meter
+
+
+def answer(seconds=1.0, arrivals=(0.5, 0.6, 0.7, 0.8), received=4, **more):
+    return Received(**{"asked": 4, "seconds": seconds, "status": 200, "arrivals": arrivals, "received": received} | more)
+
+
+def test_a_speed_is_of_the_tokens_between_the_first_and_the_last_that_came():
+    assert answer().seconds_per_token == pytest.approx(0.1)
+    half = answer(asked=8, received=4)
+    assert half.stopped and half.seconds_per_token == pytest.approx(0.1)
+    assert answer(received=7).seconds_per_token == pytest.approx(0.05), "pieces of several tokens count by tokens"
+
+
+@pytest.mark.parametrize("more, told", [
+    ({"status": 404, "received": 0, "arrivals": ()}, "an error (404"),
+    ({"status": 0, "received": 0, "arrivals": (), "error": "refused"}, "an error (the connection broke: refused)"),
+    ({"error": "slot unavailable"}, "an error (200: slot unavailable)"),
+    ({"received": 0, "arrivals": ()}, "an empty answer"),
+    ({"ended": False, "received": 3}, "a stream that broke off after 3 of 4 tokens"),
+])  # fmt: skip
+def test_what_is_no_answer_is_said_and_no_speed(more, told):
+    bad = answer(**more)
+    assert bad.fault.startswith(told) and bad.seconds_per_token is None
+
+
+def test_tokens_that_come_at_once_have_no_times_of_their_own():
+    assert answer(arrivals=(0.99, 0.992, 0.994, 0.996)).burst and not answer().burst
+    assert answer(arrivals=(0.99, 0.992, 0.994, 0.996)).seconds_per_token is None
+
+
+def test_a_server_reports_from_its_first_token_on():
+    assert Report(predicted=4, predicted_seconds=0.3).seconds_per_token == pytest.approx(0.1)
+    assert Report(predicted=1, predicted_seconds=0.3).seconds_per_token is None
+
+
+def test_lines_without_an_event_are_none():
+    assert [event_of(line) for line in ("", ": ping", "data: [DONE]", "event: x", "data: [1]")] == [None] * 5
+    assert event_of('data: {"a": 1}') == event_of('{"a": 1}') == {"a": 1}
+
+
+def test_openai_reports_what_was_cached():
+    piece = PROTOCOLS[2].piece({"choices": [], "usage": {"prompt_tokens": 50, "completion_tokens": 8,
+                                                         "prompt_tokens_details": {"cached_tokens": 40}}})  # fmt: skip
+    assert piece.report == Report(10, 40, 8)
+
+
+# ---- addresses, keys, flags
+
+
+@pytest.mark.parametrize("text, yes", [
+    ("http://127.0.0.1:8080", True), ("https://host/v1", True), ("https://host/a/model.gguf", False), ("model.gguf", False),
+    ("hf://a/b/c.gguf", False), ("https://huggingface.co/a/b", False), ("http://host/file?x=1", False),
+])  # fmt: skip
+def test_what_is_the_url_of_a_server(text, yes):
+    assert is_server(text) == yes
+
+
+def test_flags_are_replaced_and_secrets_hidden(smollm2):
+    assert changed("./llama-server -t 8 --mlock -c 512", "-t 2") == "./llama-server --mlock -c 512 -t 2"
+    assert changed("./llama-server --mlock -c 512", "--mlock") == "./llama-server -c 512 --mlock"
+    assert running_answer.flags("-c 512 -ctk q8_0 -ctv q8_0 leaves the weights their memory") == "-c 512 -ctk q8_0 -ctv q8_0"
+    assert running_answer.flags("--mlock") == "--mlock" and running_answer.flags("end the other processes") == ""
+    with pytest.raises(ServerError, match="does not take '--frobnicate'"):
+        Started("xllamacpp --frobnicate", smollm2)
+    with pytest.raises(ServerError, match="nowhere/llama-server: No such file"):
+        Started("/nowhere/llama-server -t 2", smollm2)
+
+
+def test_a_key_goes_to_the_typed_host_alone_and_is_written_nowhere(monkeypatch):
+    asked = []
+
+    class Elsewhere(served.Quiet):
+        def do_GET(self):
+            asked.append(dict(self.headers))
+            self.said(200, {"version": "1"})
+
+    with served.serving(Elsewhere) as other:
+
+        class Redirects(served.Quiet):
+            def do_GET(self):
+                asked.append(self.headers.get("Authorization"))
+                self.send_response(302)
+                self.send_header("Location", f"{other}{self.path}")
+                self.end_headers()
+
+        monkeypatch.setenv(KEY, "secret-of-mine")
+        monkeypatch.setenv("HTTP_PROXY", other)
+        with served.serving(Redirects) as url:
+            told = refused(url)
+    assert "it redirects to" in told and "secret-of-mine" not in told
+    assert asked and set(asked) == {"Bearer secret-of-mine"}, "nothing went to the other host"
+
+
+def test_a_server_that_wants_a_key():
+    class Closed(served.Quiet):
+        def do_GET(self):
+            self.said(401, {"error": "no key"})
+
+    with served.serving(Closed) as url:
+        assert f"set {KEY}" in refused(url)
+
+
+# ---- bad input: one line, exit code 2
+
+
+def test_a_port_where_nothing_listens():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert "nothing listens there" in refused(f"http://127.0.0.1:{port}")
+
+
+def test_a_server_of_another_kind():
+    class Page(served.Quiet):
+        def do_GET(self):
+            self.said(200, b"<html>a page</html>", "text/html")
+
+    with served.serving(Page) as url:
+        assert "a server of another kind" in refused(url)
+
+
+def test_a_port_that_does_not_speak_http():
+    with socket.socket() as listens:
+        listens.bind(("127.0.0.1", 0))
+        listens.listen()
+
+        def speak():
+            connection, _ = listens.accept()
+            connection.sendall(b"220 mail\r\n")
+            connection.close()
+
+        threading.Thread(target=speak, daemon=True).start()
+        assert "no answer of HTTP" in refused(f"http://127.0.0.1:{listens.getsockname()[1]}")
+
+
+def test_options_that_are_not_for_a_server_or_for_one_alone(smollm2):
+    assert "leave out --memory" in refused("http://127.0.0.1:1", "--memory", "1GiB")
+    assert "--try: give the URL of a running server" in refused(smollm2, "--try")
+
+
+@pytest.fixture(scope="module")
+def server(smollm2):
+    with served.started(smollm2, "-t 2 -c 512") as running:
+        yield running
+
+
+def test_a_model_name_that_it_does_not_have_and_two_models(server, smollm2):
+    with served.serving(served.ollama(server.url, smollm2, models=("a:1b", "b:2b"))) as url:
+        assert "2 models are loaded (a:1b, b:2b): name one, --served a:1b" in refused(url)
+        assert "has no model 'c'; it has a:1b, b:2b" in refused(url, "--served", "c")
+    assert "has no model 'c'" in refused(server.url, "--served", "c")
+
+
+def test_a_stream_that_always_ends_early(server):
+    with served.serving(served.proxy(server.url, each=lambda number: "drop" if number == 2 else None)) as url:
+        code, _, said = explain(url)
+    assert code == 2 and said.count("\n") == 1
+    assert "a stream that broke off after 1 of 4 tokens: no speed can be measured" in said
+
+
+@pytest.mark.slow
+def test_a_stream_that_ends_early_now_and_then_counts_for_nothing(server):
+    asked = []
+
+    def drop(number):
+        return "drop" if len(asked) == 3 and number == 2 else None
+
+    with served.serving(served.proxy(server.url, each=drop, begin=lambda: asked.append(1))) as url:
+        with Running(url, gbps=lambda: 20.0) as running:
+            assert len(running.windows) == 3 and len(running.faults) == 1
+            assert "broke off after 1 of" in running.faults[0]
+
+
+@pytest.mark.slow
+def test_a_proxy_that_collects_the_whole_answer(server):
+    """Pieces that come at once: the time of a token is that of a long answer minus a short one's."""
+
+    class Collects(served.proxy(server.url)):
+        def pass_on(self):
+            sent, self.wfile.flush = [], lambda: None
+            write, self.wfile.write = self.wfile.write, lambda data: sent.append(data)
+            super().pass_on()
+            self.wfile.write = write
+            self.wfile.write(b"".join(sent))
+
+        do_GET = do_POST = pass_on
+
+    with served.serving(Collects) as url, Running(url, gbps=lambda: 20.0) as running:
+        assert running.first.burst and running.windows[0].seconds == pytest.approx(running.windows[0].reported, rel=0.8)
+
+
+@pytest.mark.slow
+def test_a_file_that_the_process_has_deleted(smollm2, tmp_path):
+    file = shutil.copy(smollm2, tmp_path / "gone.gguf")
+    with served.started(file, "-t 2 -c 256") as running:
+        os.unlink(file)
+        assert "gone.gguf, was deleted while it runs: restart the server" in refused(running.url)
+
+
+# ---- what is found and counted
+
+
+def test_the_process_behind_the_port_its_file_and_its_flags(server, smollm2):
+    with ServerClient(server.url) as client:
+        found = owner.find(client)
+    assert (found.process, found.file, found.mapped, found.threads) == (server.process.pid, smollm2, True, 2)
+    assert found.missing == () and client.name == "llama-server"
+
+
+def test_another_host_is_measured_from_outside_only(server, monkeypatch):
+    monkeypatch.setattr("kit.lab.engines.server._LOCAL", ())
+    with Running(server.url, gbps=lambda: 20.0) as running:
+        assert running.file is None and "measured from outside only" in running.owner.missing[0]
+        assert running.windows[0].seconds > 0 and {cause.name for cause in running.decode} <= {"overhead", "unexplained"}
+
+
+def test_tokens_are_counted_by_the_files_own_tokenizer(server, smollm2):
+    """Whatever a server says that it made."""
+
+    class Lies(served.ollama(server.url, smollm2)):
+        def _line(self, event, waited):
+            if event.get("stop"):
+                event["timings"]["predicted_n"] = 1000
+            super()._line(event, waited)
+
+    with served.serving(Lies) as url, Running(url, gbps=lambda: 20.0) as running:
+        got = running.ask(running.prompt(12), 6)
+        assert got.report.predicted == 1000 and 1 <= got.answered <= 7
+        assert got.answered == len(running.server.tokenizer.encode(got.text, special=False, ends=False))
+
+
+@pytest.mark.slow
+def test_the_first_answer_the_json_and_nothing_left_running(server, tmp_path):
+    code, out, said = explain(server.url, "--json")
+    assert code == 0, said
+    told = json.loads(out)
+    assert {"engine", "decode", "prompt", "bound", "mbu", "causes"} <= told.keys()
+    assert {"name", "version", "threads", "flags"} <= told["engine"].keys()
+    wanted = {"tokens_per_second", "seconds", "interval", "tokens_received", "tokens_asked"}
+    assert wanted <= told["decode"].keys() and {"seconds", "bytes", "bandwidth"} == told["bound"].keys()
+    names = "memory disk threads quota busy depth load pages swap reprocess overhead unexplained".split()
+    assert all({"name", "seconds", "evidence", "remedy"} <= each.keys() and each["name"] in names for each in told["causes"])
+    decode = sum(each["seconds"] for each in told["causes"] if each["of"] == "decode")
+    assert decode == pytest.approx(told["decode"]["seconds"])
+    before = tmp_path / "before.json"
+    before.write_text(out)
+    compared = running_answer.compared(told, told | {"decode": told["decode"] | {"seconds": 2 * told["decode"]["seconds"],
+                                       "interval": [2 * end for end in told["decode"]["interval"]]}})  # fmt: skip
+    assert compared["times"] == pytest.approx(0.5)
+    assert server.process.poll() is None, "the user's server goes on"
+
+
+def test_an_answer_to_compare_with_that_is_none(server, tmp_path):
+    (tmp_path / "before.json").write_text("{}")
+    assert "not an answer of `kit explain URL --json`" in refused(server.url, "--compare", tmp_path / "before.json")
+
+
+def test_a_server_that_kit_started_ends_with_it(smollm2):
+    with served.started(smollm2, "-t 2 -c 256") as running:
+        process = running.process
+    assert process.poll() is not None
+    end = time.monotonic() + 5
+    with pytest.raises(ServerError, match="nothing listens"):
+        while time.monotonic() < end:
+            ServerClient(running.url).close()
