@@ -18,8 +18,10 @@ from kit.lab.engines.meter import Received, Report
 from kit.lab.engines.protocols import PROTOCOLS, event_of
 from kit.lab.engines.server import KEY, ServerClient, is_server
 from kit.lab.engines.started import Started, changed
+from kit.lab.explaining import refused as refused_load
 from kit.lab.explaining import running_answer
 from kit.lab.explaining.running import Running
+from kit.system import groups
 
 
 def explain(*words):
@@ -234,6 +236,32 @@ def test_a_file_that_the_process_has_deleted(smollm2, tmp_path):
     with served.started(file, "-t 2 -c 256") as running:
         os.unlink(file)
         assert "gone.gguf, was deleted while it runs: restart the server" in refused(running.url)
+
+
+def test_a_refused_load_is_explained(server, smollm2, monkeypatch):
+    """In a group of 1 GiB, of which 700 MiB are in use and 300 of those are pages of files."""
+    said = "model requires more system memory (5.6 GiB) than is available (4.2 GiB)"
+    monkeypatch.setattr("kit.system.groups.use", lambda process: (1 << 30, 700 << 20, 300 << 20))
+    with served.serving(served.ollama(server.url, smollm2, refuses=said)) as url:
+        code, _, told = explain(url)
+    assert code == 2 and told.count("\n") == 1 and said in told
+    assert "allows 1.00 GiB, 700.0 MiB are in use, and 300.0 MiB of those are pages of files" in told
+    assert "so 624.0 MiB can be had" in told and "MiB of weights" in told
+    assert "the largest context that fits is 8,192: num_ctx 8192" in told
+
+
+@pytest.mark.parametrize("free, context", [(2000, 4096), (1400, 1024), (1310, 0), (1200, 0)])
+def test_the_largest_context_that_fits(free, context):
+    """1,000 MiB of weights and 300 of the process; 100 KiB a position; the model has 4,096."""
+    assert refused_load.fitting(free << 20, 1000 << 20, 100 << 10, 4096) == context
+
+
+def test_the_group_tells_what_of_its_memory_are_pages_of_files(monkeypatch, tmp_path):
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 100\nactive_file 40\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    monkeypatch.setattr("kit.system.groups.own", lambda controller, process="self": [(2, tmp_path)])
+    assert groups.use() == (1000, 300, 140)
 
 
 # ---- what is found and counted

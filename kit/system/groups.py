@@ -78,6 +78,24 @@ def memory(process: int | str = "self") -> list[tuple[int, int]]:
     return limits
 
 
+def use(process: int | str = "self") -> tuple[int, int, int] | None:
+    """(limit, bytes in use, those of them that are pages of files) of the narrowest group of a process; None without a limit.
+
+    All pages of files may be dropped, also the active ones: they are read again when they are needed.
+    """
+    found = []
+    for version, folder in own("memory", process):
+        files = MEMORY[version]
+        limit = min(_numbers(text_of(folder / name) for name in files.limits), default=None)
+        if limit is not None:
+            stat = dict(line.split()[:2] for line in text_of(folder / "memory.stat").splitlines() if " " in line)
+            pages = ("total_inactive_file", "total_active_file") if version == 1 else ("inactive_file", "active_file")
+            found.append(
+                (limit, sum(_numbers([text_of(folder / files.use)])), sum(_numbers(stat.get(row, "") for row in pages)))
+            )
+    return min(found, default=None)
+
+
 def cores(process: int | str = "self") -> list[int]:
     """The cores' worth of time, rounded up, that each group of a process with such a limit gives."""
     return [math.ceil(share) for share in quotas(process)]

@@ -172,7 +172,10 @@ class Running:
         prompt = self.prompt(LENGTHS[0])
         got = self.ask(prompt, 4, positions=LENGTHS[0])
         if got.fault and not got.answered and got.status not in (200, 0):
-            raise ServerError(f"{self.server.url}: {got.error or got.fault}")
+            from kit.lab.explaining import refused
+
+            raise ServerError(refused.told(self, got.error) if refused.is_refusal(got.error) else
+                              f"{self.server.url}: {got.error or got.fault}")  # fmt: skip
         if got.fault:
             got = self.ask(prompt, 4, positions=LENGTHS[0])
         if got.fault:
