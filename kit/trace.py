@@ -38,6 +38,7 @@ class Trace(Shown):
         self._entries: list[Span | Callable[[], list[Span]]] = []
         self._made = 0  # entries that are spans for certain
         self.token = -1
+        self.turn = threading.RLock()  # whoever runs a model with this trace holds it: one pass at a time
 
     @property
     def spans(self) -> list[Span]:
@@ -50,7 +51,10 @@ class Trace(Shown):
         return self._entries
 
     def __getstate__(self):
-        return vars(self) | {"_entries": self.spans}
+        return {name: value for name, value in vars(self).items() if name != "turn"} | {"_entries": self.spans}
+
+    def __setstate__(self, state):
+        vars(self).update(state, turn=threading.RLock())
 
     def later(self, spans: Callable[[], list[Span]]) -> None:
         """Append spans that are made when somebody reads the trace: hundreds of them take as long as a small model's layer."""

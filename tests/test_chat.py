@@ -243,3 +243,15 @@ def test_an_end_that_the_file_names_is_that_of_llama_cpp(folder, name):
     assert ours.text(3 + 256 + 27) == "<|mine|>" and ours.end_tokens == llama_cpp.end_tokens(path)
     text = "ab".join(texts).encode()
     assert [ours.encode(text)] == llama_cpp.tokenize(path, [text])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_message_without_content_renders(name):
+    """`content: None`, as OpenAI's servers write a call of a tool, was refused by every other template."""
+    file, nothing = file_with(TEMPLATES[name]), {"role": "assistant", "content": None}
+    for messages in ([USER, nothing, USER], [USER | {"content": None}], [USER, CALL, RESULT]):
+        empty = [{**message, "content": message["content"] or ""} for message in messages]
+        if (right := outcome(chat.render, file, empty)) is not None:
+            told = chat.render(file, messages)
+            assert told == right or told == outcome(chat.render, file, [*map(chat._message, messages)])
+            assert "None" not in told

@@ -22,6 +22,7 @@ from kit.errors import KitError
 from kit.system import usable_cores
 
 Arguments = dict[str, int] | Sequence[int]
+MOST = 1024  # threads: more than any machine that this was made for has cores
 _PATIENCE = 2**14  # looks at the work queue before a thread goes to sleep: about 0.3 ms
 
 
@@ -141,8 +142,8 @@ def count() -> int:
     """Number of threads of kit's kernels: ``KIT_THREADS``, else one per core. KitError if the variable is not a number of
     threads."""
     asked = os.environ.get("KIT_THREADS") or "0"
-    if not asked.isdecimal():
-        raise KitError(f"KIT_THREADS={asked}: give a number of threads, or unset it")
+    if not asked.isdecimal() or len(asked) > 9 or int(asked) > MOST:
+        raise KitError(f"KIT_THREADS={asked[:40]}: give a number of threads up to {MOST:,}, or unset it")
     return int(asked) or usable_cores()
 
 

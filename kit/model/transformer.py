@@ -102,8 +102,9 @@ class Transformer(Shown):
         ``cache`` holds the positions before and grows; None: there are none. Raises ModelError as ``step`` does.
         """
         cache = self.new_cache(min(len(tokens), self.max_context)) if cache is None else cache
-        self._check_tokens(tokens, cache.length, cache.context)
-        return self._forward(tokens, cache, slice(first, None))
+        with self.trace.turn:
+            self._check_tokens(tokens, cache.length, cache.context)
+            return self._forward(tokens, cache, slice(first, None))
 
     def step(self, tokens: Sequence[int], cache: SequenceCache) -> torch.Tensor:
         """Logits after the last of ``tokens``, (vocabulary,) float32; ``cache`` holds the positions before and grows.
@@ -119,6 +120,10 @@ class Transformer(Shown):
         ``wanted``: indices into the tokens of all rows, one row after another, (n,). Logits (n, vocabulary) float32. Raises
         ModelError as ``step`` does.
         """
+        with self.trace.turn:
+            return self._batch(rows, caches, wanted)
+
+    def _batch(self, rows, caches, wanted):
         start, count = time.perf_counter_ns(), sum(map(len, rows))
         for tokens, cache in zip(rows, caches, strict=True):
             self._check_tokens(tokens, cache.length, cache.context)

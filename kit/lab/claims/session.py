@@ -1,6 +1,5 @@
 """Session: what every notebook starts with. It finds the model, knows the machine and writes the records."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -68,7 +67,7 @@ class Session:
 
     def _patience(self) -> float:
         """Seconds to wait for other processes; once they have not left in a run, they are looked at twice and no more."""
-        most = float(os.environ.get("KIT_PATIENCE", self.profile.patience))
+        most = state.patience(self.profile.patience)
         in_vain = any(row.state.get("waited") for row in records.of_run(self.out) if row.run_id == self.out.name)
         return min(most, _AGAIN) if in_vain else most
 

@@ -11,11 +11,13 @@ import warnings
 from functools import partial
 
 import click
+from click.core import ParameterSource
 
 from kit import __version__, tune_torch
 from kit.errors import KitError, KitWarning, extra_for
 from kit.lab import commands
 from kit.lab.completion import complete
+from kit.system import interrupts
 from kit.units import printable
 
 _LONGEST = 2000  # characters of a message
@@ -26,12 +28,18 @@ class _Kit(click.Group):
 
     def make_context(self, *args, **kwargs):
         tune_torch()
+        for stream in (sys.stdout, sys.stderr):
+            _show_all(stream)
+        interrupts.install()
         return self._told(super().make_context, *args, **kwargs)
 
     def invoke(self, ctx):
         with warnings.catch_warnings():
             warnings.showwarning = partial(_shown, set(), warnings.showwarning)
-            return self._told(super().invoke, ctx)
+            try:
+                return self._told(super().invoke, ctx)
+            finally:
+                interrupts.over()
 
     def _told(self, function, *args, **kwargs):
         try:
@@ -42,6 +50,7 @@ class _Kit(click.Group):
             path = " ".join(["kit", *error.ctx.command_path.split()[1:]]) if error.ctx else "kit"
             message = f"{error.format_message().rstrip('.')}: see {path} --help"
         except KeyboardInterrupt:
+            interrupts.over()
             click.echo("kit: interrupted", err=True)
             sys.exit(130)
         except KitError as error:
@@ -63,6 +72,12 @@ class _Kit(click.Group):
             gc.freeze()  # or Python looks for garbage among all of torch before it ends: half a second
         click.echo(f"kit: error: {_line(message)}", err=True)
         sys.exit(2)
+
+
+def _show_all(stream) -> None:
+    """Let a terminal that lacks a letter show its number (backslash, u, digits): no text is lost, and nothing fails."""
+    if getattr(stream, "errors", "") in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
 
 
 def _line(message: str) -> str:
@@ -122,6 +137,7 @@ def _ending_where_pages_are_lost(callback):
 
     @functools.wraps(callback)
     def run(*args, **kwargs):
+        _refuse_empty(click.get_current_context())
         from kit.system import address_limit, lost
 
         lost.ends = True
@@ -133,6 +149,26 @@ def _ending_where_pages_are_lost(callback):
             sys.meta_path[:] = [finder for finder in sys.meta_path if finder not in room]
 
     return run
+
+
+MAY_BE_EMPTY = ("prompt", "system")  # texts; every other option that is empty was a variable that is not set
+
+
+_GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+
+
+def _refuse_empty(ctx: click.Context) -> None:
+    """UsageError for an argument or option without anything in it, in any command."""
+    for option in ctx.command.params:
+        value, given = ctx.params.get(option.name), ctx.get_parameter_source(option.name)
+        values = value if isinstance(value, tuple | list) else [value]
+        if (
+            given in _GIVEN
+            and option.name not in MAY_BE_EMPTY
+            and any(isinstance(each, str) and not each.strip() for each in values)
+        ):
+            name = option.opts[-1] if isinstance(option, click.Option) else option.metavar or option.name.upper()
+            raise click.UsageError(f"{name} is empty: give a value, or leave it out", ctx)
 
 
 class _Room:

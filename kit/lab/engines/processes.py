@@ -21,6 +21,7 @@ from kit import system
 from kit.errors import ReportError
 from kit.gguf.sources import part_paths
 from kit.lab.engines import llama_cpp
+from kit.system import python
 
 
 class Engine(NamedTuple):
@@ -84,7 +85,7 @@ class Process:
             raise ReportError(f"{name}: {reason}")
         self.name, path = name, part_paths(Path(path))[0]  # llama.cpp takes no other part of a split model
         told = json.dumps([ENGINES[name].home, name, str(path), {"context": context} | options])
-        command = [sys.executable, "-c", f"from {__name__} import serve; serve({told!r})"]
+        command = python.executing(f"from {__name__} import serve; serve({told!r})")
         pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile("w+")  # a pipe that nobody reads would stop the engine
         given = os.environ | ({} if name.startswith("kit") else llama_cpp.ENVIRONMENT) | (environment or {})
         self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._said, text=True, env=given)

@@ -15,7 +15,7 @@ from kit.lab.measuring.kept import once_a_run
 from kit.lab.predicting.order import DECODES, Decode, Order, Walk
 from kit.lab.predicting.ways import SLOTS, Prediction, Way
 from kit.model.pinned import PinnedBlocks
-from kit.system import end_with_parent, limit_memory
+from kit.system import end_with_parent, limit_memory, python
 from kit.units import format_bytes, format_seconds
 
 
@@ -85,7 +85,8 @@ def measure_apart(way: Way, file, order, tokens, tries, limit: int, layers=()) -
     ours, theirs = context.Pipe(duplex=False)
     job = theirs, file.path, way, order, tokens, tries, limit, tuple(layers)
     child = context.Process(target=_child, args=job, daemon=True)
-    child.start()
+    with python.safe_path():
+        child.start()
     theirs.close()
     try:
         result = ours.recv()

@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pandas as pd
 from tqdm import tqdm
 
 import kit
-from kit.errors import KitError
+from kit.errors import KitError, KitWarning
 from kit.lab.engines.processes import ENGINES, OURS, PEER, Process
 from kit.lab.measuring import state
 from kit.lab.measuring.conditions import build
@@ -28,6 +29,7 @@ _PROMPT = "A large language model that runs on a small computer answers slowly, 
 _READ = 4e11  # bytes that all tokens of a run's comparison read, give or take: seconds, not minutes
 _EXACT, *_ROUNDED = OURS
 _PRECISION = {name: name.removeprefix("kit, ") for name in _ROUNDED}  # row of kit.lab.predicting.quality
+_SEE = "see "  # the reason of a way of an engine that has its own
 _PATIENCE = 10.0  # seconds to wait for other processes
 _EXACT_POSITIONS = 128  # scored of the exact engine, which is exact at each
 BUSY = "busy, not a comparison"
@@ -60,7 +62,7 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
     try:
         for name in tqdm(engines, "peers", disable=None if progress else True):
             if rows.get(family := name.partition(",")[0], {}).get("reason"):
-                rows[name] = {"reason": f"see {family}"}  # another way of an engine that cannot open the file
+                rows[name] = {"reason": f"{_SEE}{family}"}  # another way of an engine that cannot open the file
                 continue
             try:
                 running[name] = Process(name, path, context, environment)
@@ -224,10 +226,13 @@ def readings(file, by: str, store, again: bool = False) -> dict:
         return {name: row for name, row in asked.items() if row}
 
     if again or len(known()) < len(engines) - 1:  # one may be unable to open the file
-        if state.settle(float(os.environ.get("KIT_PATIENCE", _PATIENCE))):  # a peer that spins starves: no comparison
+        if state.settle(state.patience(_PATIENCE)):  # a peer that spins starves: no comparison
             engines = [name for name in engines if name in OURS]
         rows = compare_file(file.path, text=False, engines=engines).to_dict("index")
         note(rows, digest, by, store)
+        for name, row in rows.items():
+            if row.get("reason") and not row["reason"].startswith(_SEE):
+                warnings.warn(f"{name} did not run: {row['reason']}", KitWarning, stacklevel=2)
     return known(busy=True)
 
 

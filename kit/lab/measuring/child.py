@@ -7,6 +7,7 @@ import sys
 
 from kit import tune_torch
 from kit.errors import KitError, ReportError
+from kit.system import python
 
 
 class Ended(ReportError):
@@ -21,7 +22,7 @@ class Ended(ReportError):
 def call(function, *arguments, run=subprocess.run, **how):
     """What ``function(*arguments)`` returns, both plain data (JSON), from a new process that ``run`` starts as ``how`` says
     (arguments of subprocess.run). Ended where it fails, or its last line is no answer."""
-    command = [sys.executable, "-m", __name__, function.__module__, function.__name__, json.dumps(arguments)]
+    command = python.running(__name__, function.__module__, function.__name__, json.dumps(arguments))
     done = run(command, capture_output=True, text=True, **how)
     if done.returncode:
         raise Ended(done)

@@ -1,5 +1,7 @@
 """The machine's state, which changes within minutes: its memory bandwidth now, and the load by other processes."""
 
+import math
+import os
 import time
 import timeit
 from collections.abc import Callable, Iterable
@@ -10,6 +12,7 @@ import numpy as np
 import psutil
 
 from kit import system
+from kit.errors import ReportError
 
 NEAR = 1.25  # states whose bandwidths differ by less than this factor count as the same
 _PROBE_BYTES = 96 << 20
@@ -110,6 +113,18 @@ def undisturbed(take: Callable[[], object], tries: int) -> tuple[object, bool]:
 def cores_used_by_others() -> float:
     """Cores that other processes use during the next 0.1 s."""
     return watched(lambda: time.sleep(_SAMPLE_SECONDS))[1]
+
+
+def patience(seconds: float) -> float:
+    """Seconds to wait for other processes: KIT_PATIENCE, or else so many. ReportError where the variable is no number."""
+    asked = os.environ.get("KIT_PATIENCE", "").strip()
+    try:
+        value = float(asked or seconds)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise ReportError(f"KIT_PATIENCE={asked}: give seconds to wait for other processes, or unset it")
+    return value
 
 
 def settle(patience: float, used: Callable[[], float] = cores_used_by_others, sleep: Callable = time.sleep) -> str:

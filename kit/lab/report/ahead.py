@@ -22,7 +22,7 @@ from kit.gguf.formats import DTYPES, FORMATS, described
 from kit.lab import profiles
 from kit.lab.synthetic.geometry import geometry
 from kit.lab.synthetic.write import cached_model
-from kit.system import memory_available, usable_cores
+from kit.system import memory_available, python, usable_cores
 from kit.system.paths import PACKAGE, models_folder
 
 _STAND_IN = "granite-3.3-8b"  # what lab.file() gives
@@ -168,7 +168,7 @@ def make(work: Iterable[tuple]) -> None:
 
 
 def _child(work: list[tuple], taken: str) -> subprocess.Popen:
-    command, none = [sys.executable, "-m", __name__, json.dumps(work), taken], subprocess.DEVNULL
+    command, none = python.running(__name__, json.dumps(work), taken), subprocess.DEVNULL
     return subprocess.Popen(command, stdin=none, stdout=none, stderr=none, start_new_session=True)
 
 

@@ -20,7 +20,7 @@ from nbclient.exceptions import DeadKernelError
 from papermill import PapermillExecutionError, execute_notebook
 from traitlets.config import Config
 
-from kit.system import note
+from kit.system import note, python
 
 LONGEST = 90  # bytes of the path of a kernel's sockets, without the number at its end: macOS takes 103, Linux 107
 
@@ -28,7 +28,10 @@ LONGEST = 90  # bytes of the path of a kernel's sockets, without the number at i
 class _OwnKernel(AsyncKernelManager):
     """A kernel of this interpreter, whatever another installation calls python3 in JUPYTER_PATH or the user's folder."""
 
-    kernel_spec = KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], language="python")
+    kernel_spec = KernelSpec(
+        argv=[*python.running("ipykernel_launcher"), "-f", "{connection_file}", "--IPKernelApp.ignore_cwd=True"],
+        language="python",
+    )
 
 
 def main() -> None:

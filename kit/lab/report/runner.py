@@ -5,7 +5,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ import psutil
 import kit
 from kit.errors import ReportError
 from kit.lab.measuring.kept import FOLDER
-from kit.system import memory_available, note
+from kit.system import interrupts, memory_available, note, python
 from kit.units import format_bytes
 
 # Bytes that a notebook takes at least besides the command: papermill, the kernel with a model, a process that measures.
@@ -83,13 +82,15 @@ def execute(
             _Child(job, ipython_folder, log_file, taken) as child,
         ):
             for event in child.events(None if timeout is None else started + timeout, 1.0 if on_second else None):
+                interrupts.check()
                 if not event:
                     on_second(note.read(Path(ipython_folder, "doing")))
                 if "cell" in event:
                     records_before.append(event["records"])
                     on_cell(event["cell"])
                 reason = event.get("failed", reason)
-        reason = reason or _unexplained(child, timeout)
+            log_file.flush()
+        reason = reason or _unexplained(child, timeout, log)
         _keep(partial, output, source.name)
     finally:
         partial.unlink(missing_ok=True)
@@ -111,7 +112,7 @@ class _Child:
     def __init__(self, job: dict, ipython_folder: str, log_file, taken: Path | None):
         self._pipe, child_end = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kit.lab.report.child", str(child_end)],
+            python.running("kit.lab.report.child", str(child_end)),
             stdin=subprocess.PIPE, stdout=log_file, stderr=subprocess.STDOUT, pass_fds=[child_end],
             start_new_session=True,  # Ctrl-C on the terminal is for the parent alone
             env=kit.TORCH_VARIABLES | os.environ | {
@@ -169,14 +170,15 @@ class _Child:
             os.close(self._pipe)
 
 
-def _unexplained(child: _Child, timeout: float | None) -> str:
+def _unexplained(child: _Child, timeout: float | None, log: Path) -> str:
     """Why a child that reported no failure failed all the same; empty when it did not."""
     if child.timed_out:
         return f"stopped: it ran longer than {timeout:g} s (--timeout)"
     code = child.process.returncode
     if code < 0:
         return f"its process was killed by {signal.Signals(-code).name} (out of memory?)"
-    return f"its process ended with exit code {code}" if code else ""
+    said = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f"its process ended with exit code {code}{f': {said[-1][-300:]}' if said else ''}" if code else ""
 
 
 def _keep(partial: Path, output: Path, source: str) -> None:
