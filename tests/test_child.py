@@ -70,7 +70,7 @@ def test_it_runs_as_it_is_told():
         return subprocess.run(command, **how)
 
     assert ask(told, run=run, cwd="/")["arguments"] == []
-    assert asked == [([sys.executable, "-m", "kit.lab.measuring.child"], "/")]
+    assert asked == [([sys.executable, "-P", "-c"], "/")]
     with pytest.raises(subprocess.TimeoutExpired):
         ask(told, timeout=1e-3)
 

@@ -58,7 +58,7 @@ FOREIGN = {  # what lies at the path -> words of the error
     "HTML of old": (b"\n  <HTML><HEAD>", r"a web page \(HTML\)"),
     "XML": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code>', "XML.*download the file itself again"),
     "LFS": (POINTER, "a Git LFS pointer.*git lfs pull"),
-    "zip": (zipped(), "a zip archive, or a PyTorch checkpoint.*convert_hf_to_gguf"),
+    "zip": (zipped(), "a PyTorch checkpoint.*convert_hf_to_gguf"),
     "pickle": (pickle.dumps({"w": 1}), "a pickled PyTorch checkpoint"),
     "safetensors": (save({"w": torch.ones(64, 64)}), "a safetensors file.*kit compress takes it"),
     "GGJT": (struct.pack("<II", 0x67676A74, 3) + bytes(64), "GGJT.*download the model as GGUF"),

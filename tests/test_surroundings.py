@@ -241,7 +241,7 @@ def test_an_interrupt_that_a_library_swallows_comes_again():
     """Ctrl-C while `kit reproduce` imported was echoed, and the run went on."""
     source = """
 import os, signal
-from kit.system import interrupts
+from kit.lab import interrupts
 interrupts.install()
 try:
     os.kill(os.getpid(), signal.SIGINT)

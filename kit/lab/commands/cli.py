@@ -15,9 +15,8 @@ from click.core import ParameterSource
 
 from kit import __version__, tune_torch
 from kit.errors import KitError, KitWarning, extra_for
-from kit.lab import commands
+from kit.lab import commands, interrupts
 from kit.lab.completion import complete
-from kit.system import interrupts
 from kit.units import printable
 
 _LONGEST = 2000  # characters of a message

@@ -20,6 +20,7 @@ import httpx2 as httpx
 from kit import system
 from kit.errors import ServerError
 from kit.lab.engines import llama_cpp
+from kit.system import python
 
 WHEEL = "xllamacpp"  # the first word of an engine that is the wheel's server
 _PATIENCE = 120.0  # seconds until a model is loaded
@@ -49,7 +50,7 @@ class Started:
             if not llama_cpp.available():
                 raise ServerError(f"{spec}: xllamacpp is not installed: pip install xllamacpp")
             _parsed(options)  # a flag that the wheel lacks is said before anything starts
-            command = [sys.executable, "-m", __name__, *options]
+            command = python.running(__name__, *options)
         else:
             command = [words[0], *options]
         self._said = tempfile.TemporaryFile("w+")

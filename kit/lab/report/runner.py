@@ -17,8 +17,9 @@ import psutil
 
 import kit
 from kit.errors import ReportError
+from kit.lab import interrupts
 from kit.lab.measuring.kept import FOLDER
-from kit.system import interrupts, memory_available, note, python
+from kit.system import memory_available, note, python
 from kit.units import format_bytes
 
 # Bytes that a notebook takes at least besides the command: papermill, the kernel with a model, a process that measures.
