@@ -180,6 +180,7 @@ def test_a_model_that_was_unloaded_between_requests(smollm2):
 def test_small_pages_are_seen_and_cost_what_the_map_is_slower(server, monkeypatch):
     """The size of pages is what the process has; how much slower they read depends on the machine, so it is given."""
     monkeypatch.setattr(pages, "speed", lambda file: pages.MapSpeed(5.0, 20.0, 0.0))
+    monkeypatch.setattr("kit.lab.measuring.state.watched", lambda work: (work(), 0.0, False))
     with Running(server.url, gbps=lambda: 20.0) as ran:
         ran.__dict__["holding"] = dataclasses.replace(ran.holding, large=0.0, resident=1.0)
         assert ran.pages == pytest.approx(3 * ran.bytes_at(0) / 20e9, rel=0.01)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import psutil
@@ -18,7 +18,7 @@ from kit.lab.engines.watch import Seen, Watch
 from kit.lab.explaining import causes, remedies
 from kit.lab.explaining.causes import DECODE, DEEP, FIRST, PROMPT, TURN, Cause, Window, split
 from kit.lab.explaining.remedies import ServerFacts
-from kit.lab.measuring import measure, state
+from kit.lab.measuring import measure, slices, state
 from kit.lab.predicting.remembered import by_kind
 from kit.model.hyperparameters import read_config
 from kit.model.layers.kind import KV_TYPES
@@ -97,7 +97,7 @@ class Running:
     @cached_property
     def gbps(self) -> float:
         """How fast memory is read now."""
-        return self._probe() if self._probe else state.probe_state().read_gbps
+        return self._probe() if self._probe else slices.read_gbps()
 
     def bytes_at(self, positions: int) -> float:
         """Bytes that a token reads after so many positions: its weights, its keys, values and states."""
@@ -218,13 +218,13 @@ class Running:
     @cached_property
     def pages(self) -> float:
         """Seconds of a token that small pages of the map cost. It is measured only where the whole file is in memory, because
-        to read it would bring it there."""
+        to read it would bring it there, and not while other processes disturb it."""
         if not self.file or not self.owner.mapped or self.holding.resident < 0.999 or (self.holding.large or 0.0) > _LARGE:
             return 0.0
         from kit.lab.measuring import pages
 
-        speed = pages.speed(self.file)
-        if speed is None or speed.ratio >= pages.SMALL:
+        speed, _, disturbed = state.watched(lambda: pages.speed(self.file))
+        if disturbed or speed is None or speed.ratio >= pages.SMALL:
             return 0.0
         return (1 / speed.ratio - 1) * bytes_used(uses_of(self.file)) / (self.gbps * 1e9)
 
@@ -353,15 +353,6 @@ class Running:
         told = f"after {depth:,} positions; keys and values need at least {format_seconds(longer / (self.gbps * 1e9))} of it"
         found = remedies.explained(taken, rows, self.facts, DEEP, {"depth": told})
         return {"positions": depth, "windows": taken, "causes": found}
-
-
-def probe(again: bool = False) -> float:
-    """How fast this machine reads memory now, as kit explain measures it; the best known where other processes disturb it."""
-    from kit.lab.measuring import limits
-    from kit.lab.measuring.machine import probe as machine
-
-    known = limits.known(partial(machine, leave_out=("copy_gbps", "f32_gflops")), "kit explain")
-    return known.machine.read_gbps if known.others > state.BUSY else known.now
 
 
 def interval(windows: list[Window]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from kit.errors import ServerError
 from kit.lab.engines.started import Started, changed
 from kit.lab.explaining import causes, running_words
-from kit.lab.explaining.running import Running, probe
+from kit.lab.explaining.running import Running
 from kit.lab.explaining.tables import paragraph
 from kit.lab.measuring.state import BUSY
 from kit.units import format_seconds, to_json
@@ -25,7 +25,7 @@ def explain(
     earlier answer as JSON. ``trying``: name the command that makes the change, because this server is the user's own."""
     before = _read(compare) if compare else None
     answer: dict = {}
-    with Running(url, served, file, **({"budget": _ANY} if thorough else {}), gbps=probe) as running:
+    with Running(url, served, file, **({"budget": _ANY} if thorough else {})) as running:
         for key, value, text in running_words.sections(running):
             if key:
                 answer[key] = value
