@@ -1,7 +1,7 @@
 """How fast memory is read now, in about a second, also on a busy machine: the best of many short reads of different memory.
 
-A long pass is disturbed by whoever else runs; a slice of a millisecond often is not. No slice is read twice in a row, so the caches
-hold none of them.
+A long pass is disturbed by whoever else runs; a slice of a millisecond often is not. No slice is read twice in a row, so the
+caches hold none of them.
 """
 
 import time
