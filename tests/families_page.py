@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import family_files
+import kind_files
 import llama_cpp
 import model_files
 import numpy as np
@@ -31,7 +32,11 @@ def files() -> dict:
     found = {}
     for name, geometry in (model_files.MODELS | model_files.FAMILIES).items():
         found.setdefault(geometry.architecture, lambda folder, kind, name=name: model_files.write(folder, name, kind))
-    for module, own in ((family_files, family_files.FILES | family_files.LARGE), (row_files, row_files.FILES)):
+    for module, own in (
+        (family_files, family_files.FILES | family_files.LARGE),
+        (row_files, row_files.FILES),
+        (kind_files, kind_files.FILES),
+    ):
         for name, make in own.items():
             write = lambda folder, kind, name=name, module=module: module.write(folder, name, kind)  # noqa: E731
             found.setdefault(make().architecture, write)

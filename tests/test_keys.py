@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import family_files
 import gguf
+import kind_files
 import llama_cpp
 import model_files
 import numpy as np
@@ -37,7 +38,9 @@ UNREAD = {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"}
 AUTHORS = {"without minicpm.logit_scale"}
 CONTEXT, LAST = 256, 12  # of both passes; the positions that are compared
 # llama.cpp runs no llama of which a part of a head is rotated ("partial")
-ALL = sorted({*model_files.MODELS, *model_files.FAMILIES, *family_files.FILES, *row_files.FILES} - {"partial"})
+ALL = sorted(
+    {*model_files.MODELS, *model_files.FAMILIES, *family_files.FILES, *row_files.FILES, *kind_files.FILES} - {"partial"}
+)
 SOME = ("tiny-llama", "cohere2", "minicpm", "granitehybrid", "gemma4-dense", "tiny-gpt-oss", "bailingmoe2", "tiny-deepseek2",
         "tiny-qwen35")  # fmt: skip
 FAMILIES = ALL if os.environ.get("KIT_EXAMPLES") == "thorough" else SOME
@@ -77,7 +80,7 @@ def _others(value, texts):
 
 def written(folder, name):
     """The file of that name."""
-    modules = (module for module in (family_files, row_files) if name in module.FILES)
+    modules = (module for module in (family_files, row_files, kind_files) if name in module.FILES)
     return next(modules, model_files).write(folder, name)
 
 

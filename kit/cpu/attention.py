@@ -109,7 +109,7 @@ def attend_chunk(kind: Static, tier: Static):
         out = parts + apart * at + size * chunk
         q += 4 * dim * at
         k += k_head * head + k_stride * start
-        _score(kind, tier, q, 0, rows, rows, dim, k, k_stride, count, weights, scratch, scale)
+        score(kind, tier, q, 0, rows, rows, dim, k, k_stride, count, weights, scratch, scale)
         for n in range(rows):
             if cap:
                 _cap(weights + 4 * CHUNK * n, count, bitcast(f32, u32(cap)))
@@ -144,7 +144,7 @@ def attend_block(kind: Static, tier: Static):
         for start in range(first, stop, CHUNK):
             count = min(CHUNK, stop - start)
             key, value = k + k_head * head + k_stride * start, v + v_head * head + v_stride * start
-            _score(kind, tier, q + place, token_bytes, rows, some, dim, key, k_stride, count, weights, scratch, scale)
+            score(kind, tier, q + place, token_bytes, rows, some, dim, key, k_stride, count, weights, scratch, scale)
             for n in range(rows):
                 mine, own = weights + 4 * CHUNK * n, query + n // some
                 largest, total = load(f32, sums + 8 * n), load(f32, sums + 8 * n + 4)
@@ -204,7 +204,7 @@ def _sink(sinks, head):
 
 
 @inner
-def _score(kind, tier, q, token_bytes, rows, group, dim, k, k_stride, positions, weights, scratch, scale):
+def score(kind, tier, q, token_bytes, rows, group, dim, k, k_stride, positions, weights, scratch, scale):
     """Write scale q . k of some positions, CHUNK numbers per row; rows are ``group`` heads of a token, then those of the next
     token."""
     vectors, factor = dim // LANES, bitcast(f32, u32(scale))

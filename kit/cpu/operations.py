@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kit.cpu import attention, convolution, dequantize, elementwise, history, norm, recurrent, routing, threads
+from kit.cpu import attention, choice, convolution, dequantize, elementwise, history, norm, recurrent, routing, threads
+from kit.cpu.shapes import Choice
 from kit.cpu.tasks import Step
 
 _TABLE = 512  # positions in the table of cosines and sines
@@ -56,7 +57,9 @@ class Recording(threads.Program):
         self._context, self._part_bytes, self._parts = context, 0, None
         self._appends: list[int] = []  # steps
         self._position, self._tables, self._turns = 0, {}, {}  # of each RoPE: the table of cosines and sines, and its steps
-        self._attentions: dict[int, list[tuple[int, int, int]]] = {}  # window -> (step of the chunks, tasks of one, last step)
+        # Window or choice -> (step of the chunks, tasks of one, last step)
+        self._attentions: dict[int | Choice, list[tuple[int, int, int]]] = {}
+        self._choices: dict[Choice, _OfChoice] = {}
 
     def do(self, name: str, *operands, alone: bool = False, **constants) -> int:
         """Append the step of an operation. ``alone``: on the calling thread, for those that are small. Returns its index."""
@@ -73,7 +76,28 @@ class Recording(threads.Program):
             self._tables[rope], self._turns[rope] = rope.table(0, _TABLE), []
         self._turns[rope].append(self.do(layout, x, self._tables[rope], alone=True))
 
-    def attend(self, q, keys, values, kv_heads: int, out, scale: float, window: int, cap: float, sinks) -> None:
+    def choose(self, q: torch.Tensor, keys: history.History, by: Choice, weights=None) -> None:
+        """Choose positions for ``gather``, as kit.cpu.choice.choose; q: (1, heads, size), weights: (1, heads) or None."""
+        own = self._choices.get(by)
+        if own is None:
+            scores = torch.empty(1, choice.scores_row(self._context, by))
+            own = self._choices[by] = _OfChoice(scores, torch.empty(1, by.room, dtype=torch.int32), {}, [], [], [])
+        own.scored.append(self.add(*choice.scores_step(q, keys, own.scores, by, 1, weights)))
+        own.best.append(self.add(*choice.best_step(own.scores, own.chosen, 1, by, 1)))
+
+    def gather(self, histories, kv_heads: int, dim: int, by: Choice) -> list[history.History]:
+        """The chosen positions of keys and values side by side, for ``attend`` with the choice in place of a window."""
+        own, sides = self._choices[by], []
+        for place, side in enumerate(histories[: 1 if histories[0] == histories[1] else 2]):
+            key = side.kind, kv_heads, dim, place
+            if key not in own.rooms:
+                own.rooms[key] = choice.room_for(side, kv_heads, by.room, dim)
+            room = own.rooms[key]
+            sides.append(history.History(side.kind, room.data_ptr(), *choice.strides(room)))
+            own.gathers.append((self.add(*choice.gather_step(side, sides[-1], kv_heads, own.chosen, 1)), kv_heads))
+        return [sides[0], sides[-1]]
+
+    def attend(self, q, keys, values, kv_heads: int, out, scale: float, window: int | Choice, cap: float, sinks) -> None:
         """Attention, as kit.cpu.attention.attend; q and out are (1, heads, head_dim)."""
         none = torch.empty(0, dtype=torch.uint8)  # until ``move_to`` knows how much all need
         seen = attention.span(0, 1)  # a chunk
@@ -107,9 +131,36 @@ class Recording(threads.Program):
             self.set(steps, table=self._tables[rope][position % _TABLE].data_ptr())
         if self._appends:  # no layer attends in a model, or a part of one, whose layers all have a fixed state
             self.set(self._appends, position=position)
+        for by, own in self._choices.items():
+            own.move_to(self, by, position)
         for window, steps_of in self._attentions.items():
             chunks, tasks, joins = np.transpose(steps_of)
-            seen = attention.span(window, position + 1)
+            chosen = isinstance(window, Choice)
+            seen = attention.span(0, window.count(position + 1)) if chosen else attention.span(window, position + 1)
             self.set(chunks, **seen)
             self.steps[chunks, self.TASKS] = tasks * seen["chunks"]
             self.set(joins, chunks=seen["chunks"])
+
+
+class _OfChoice(NamedTuple):
+    """What a recording has for one kind of choice: memory, and the steps that depend on the position."""
+
+    scores: torch.Tensor
+    chosen: torch.Tensor
+    rooms: dict[tuple, torch.Tensor]  # of what is gathered, by type, heads, their size, and side
+    scored: list[int]
+    best: list[int]
+    gathers: list[tuple[int, int]]  # (step, heads)
+
+    def move_to(self, program: Recording, by: Choice, position: int) -> None:
+        """The next run is of the token at ``position``. What takes all needs no scores."""
+        units, count = by.units(position + 1), by.count(position + 1)
+        chunks = 1 if by.takes_all(position + 1) else choice.scores_row(position + 1, by) // attention.CHUNK
+        program.set(self.scored, positions=position + 1 if units > by.top else 0, chunks=chunks)
+        program.steps[self.scored, program.TASKS] = chunks
+        program.set(self.best, positions=position + 1)
+        if self.gathers:
+            steps, heads = np.transpose(self.gathers)
+            pieces = choice.pieces_of(count)
+            program.set(steps, count=count, pieces=pieces)
+            program.steps[steps, program.TASKS] = heads * pieces

@@ -56,6 +56,8 @@ class Architecture:
     growing: bool = False  # files may say how queries grow with the position, and a factor of YaRN's
     latent_grows: bool = False  # the same of latent attention, by a length of its own
     no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
+    index_layout: str = ""  # of the pairs that RoPE rotates in index keys; "": as ``rope``
+    index_types: bool = False  # files may say which layers choose positions
     parallel: str = ""  # both networks take x as it was: if that key says so, or if a layer has that norm, attention's own
     halved: bool = False  # feed_forward_length counts the rows of gate and up together
     alibi: int = 0  # a model with this number of layers has ALiBi, which the kit does not know
@@ -103,6 +105,8 @@ ARCHITECTURES = {
     ),
     "deepseek2": Architecture(mixer="latent", latent_grows=True, **_SAID),
     "mistral4": Architecture(mixer="latent", latent_grows=True, **_SAID),
+    "glm-dsa": Architecture(mixer="sparse latent", index_types=True, gating=2, **_SAID),
+    "deepseek32": Architecture(mixer="sparse latent", index_layout="neox", gating=2, **_SAID),
     "deci": Architecture(skipping=True),
     "qwen2vl": Architecture("neox"),
     "paddleocr": Architecture("neox"),

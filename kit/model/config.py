@@ -46,7 +46,7 @@ class Config:
     @property
     def ropes(self) -> list[RopeConfig]:
         """The RoPEs of the layers, each once."""
-        ropes = (rope for layer in self.layers if (rope := layer.mixer.rope))
+        ropes = (rope for layer in self.layers for rope in (layer.mixer.rope, layer.mixer.index_rope) if rope)
         return list(dict.fromkeys(each for rope in ropes for each in (rope, rope.of_keys)))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:

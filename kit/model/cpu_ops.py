@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.cpu.attention import attend, fits
+from kit.cpu.choice import Chosen, attend_chosen, choose
 from kit.cpu.norm import rms_norm
 from kit.cpu.operations import run
 from kit.gguf.names import layer_of
@@ -21,7 +22,7 @@ class CpuOps(Ops):
     def __init__(self, model, tokens, cache):
         super().__init__(model)
         self.tokens, self.cache = torch.as_tensor(tokens, dtype=torch.int64), cache
-        self._linear, self._attention = model.linear, model.attention
+        self._linear, self._attention, self.chosen = model.linear, model.attention, None
         self._cos_sin, self._tables = (
             {key: getattr(rope, name)(cache.length, len(tokens)) for key, rope in model.ropes.items()}
             for name in ("cos_sin", "table")
@@ -79,27 +80,57 @@ class CpuOps(Ops):
         x.clamp_(-limit, limit)
 
     def turn(self, x, rope):
-        if not run(self.config.family.rope, x, self._tables[rope]):
+        if not run(rope.layout or self.config.family.rope, x, self._tables[rope]):
             self.ropes[rope].rotate(x, self._cos_sin[rope])
+
+    def index(self, layer, keys):
+        self.cache.states[layer].index.write(self.cache.length, keys[:, None])
+
+    def choose(self, layer, q, weights=None):
+        mixer, start, cache = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer]
+        positions = self.cache.length + len(q)
+        self.chosen = choose(q, cache.index.history, positions, mixer.choice, weights)
+        self.end("choice", start, layer=layer, nbytes=mixer.choice.units(positions) * cache.bytes_indexed)
 
     def attend(self, layer, q, k=None, v=None):
         mixer, start, cache = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer]
         sinks, positions = self.vector(f"blk.{layer}.attn_sinks.weight"), self.cache.length + len(q)
-        last = mixer.scale, mixer.window, mixer.cap, sinks
+        last, chosen = (mixer.scale, mixer.window, mixer.cap, sinks), self.chosen if mixer.choice else None
         if k is not None:
             cache.write(self.cache.length, k, v)
-        if self._attention == "fused" and fits(q.shape[2]):  # reads it as it is stored
+        fused = self._attention == "fused" and fits(q.shape[2])  # reads it as it is stored
+        if chosen is not None:
+            variant, mixed = self._to_chosen(fused, mixer, cache, q, chosen, sinks)
+        elif fused:
             variant = "fused"
-            mixed = attend(q.transpose(0, 1), *cache.histories(), mixer.kv_heads, positions, *last)
+            mixed = attend(q.transpose(0, 1), *cache.histories(), mixer.kv_heads, positions, *last).transpose(0, 1)
         else:
             keys, values = cache.read(positions)
             q = q.transpose(0, 1)
             variant = variant_for(self._attention, q, keys, values)
-            mixed = ATTENTION[variant](q, keys, values, *last)
-        mixed = mixed.transpose(0, 1).flatten(1)
+            mixed = ATTENTION[variant](q, keys, values, *last).transpose(0, 1)
         seen = min(positions, mixer.window + len(self.tokens) - 1) if mixer.window else positions
-        self.end("attention", start, layer=layer, nbytes=seen * cache.bytes_per_position, outcome=variant)
-        return mixed
+        seen = seen if chosen is None else max(chosen.counts)
+        self.end("attention", start, layer=layer, nbytes=seen * cache.bytes_attended, outcome=variant)
+        return mixed.flatten(1)
+
+    def _to_chosen(self, fused, mixer, cache, q, chosen, sinks):
+        """(variant, result) of attention to positions that were chosen; the first tokens may attend to all."""
+        first, last = self.cache.length, (mixer.scale, mixer.window, mixer.cap, sinks)
+        all_ = sum(mixer.choice.takes_all(first + token + 1) for token in range(len(q)))
+        if fused:
+            histories, own = cache.histories(), Chosen(chosen.positions[all_:], chosen.counts[all_:])
+            mixed = [attend_chosen(q[all_:], *histories, mixer.kv_heads, own, mixer.scale, mixer.cap, sinks)]
+            if all_:
+                whole = attend(q[:all_].transpose(0, 1), *histories, mixer.kv_heads, first + all_, *last)
+                mixed.insert(0, whole.transpose(0, 1))
+            return "fused", torch.cat(mixed)
+        keys, values = cache.read(first + len(q))
+        variant, each = variant_for(self._attention, q, keys, values), []
+        for token, count in enumerate(chosen.counts):
+            own = chosen.positions[token, :count].long()
+            each.append(ATTENTION[variant](q[token : token + 1].transpose(0, 1), keys[:, own], values[:, own], *last)[:, 0])
+        return variant, torch.stack(each)
 
     def by_head(self, name, x):
         return torch.stack(

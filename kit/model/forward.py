@@ -21,7 +21,7 @@ class Ops(ABC):
 
     # Operations that see the positions or the states of a sequence: (layer, tensors with the tokens first). They are the only
     # ones, and what runs several sequences at once does each row of these by itself.
-    OF_SEQUENCE = ("rotate", "attend", "convolve", "delta_net", "mamba2")
+    OF_SEQUENCE = ("rotate", "attend", "index", "choose", "convolve", "delta_net", "mamba2")
 
     def __init__(self, model):
         self.config, self.weights, self.trace, self.ropes = model.config, model.weights, model.trace, model.ropes
@@ -55,9 +55,11 @@ class Ops(ABC):
         """x += residual_scale * y."""
         self.plus(x, y, self.config.residual_scale)
 
-    def rotate(self, layer: int, *heads: torch.Tensor) -> None:
-        """RoPE of a layer that has it, in place: of queries and, if there are some, keys (tokens, heads, head_dim)."""
-        start, rope = self.begin(), self.config.layers[layer].mixer.rope
+    def rotate(self, layer: int, *heads: torch.Tensor, index: bool = False) -> None:
+        """RoPE of a layer that has it, in place: of queries and, if there are some, keys (tokens, heads, head_dim), or of those
+        of its index."""
+        start, mixer = self.begin(), self.config.layers[layer].mixer
+        rope = mixer.index_rope if index else mixer.rope
         for x, own in zip(heads, (rope, rope.of_keys), strict=False):
             self.turn(x, own)
         self.end("rope", start, layer=layer)
@@ -68,6 +70,13 @@ class Ops(ABC):
             self.add(x, self.rms_norm(self.linear(name, input), norm))
         else:
             self.linear(name, input, add_to=x)
+
+    def layer_norm(self, x: torch.Tensor, name: str, eps: float) -> torch.Tensor:
+        """LayerNorm over the last axis of x, with the weight and the bias of ``name``, whatever the family's norm is."""
+        start, y = self.begin(), self.new(*x.shape)
+        self.do("norm", x, y, eps, *(self.hold(self.vector(f"{name}.{part}")) for part in ("weight", "bias")))
+        self.end("norm", start, f"{name}.weight")
+        return y
 
     def convolve(self, layer: int, x, before=None, after=None, *, taps: str, silu=False, state="inputs") -> torch.Tensor:
         """A short convolution of x (tokens, channels) in a layer; before, after: factors of x and of the result.
@@ -181,6 +190,15 @@ class Ops(ABC):
     def attend(self, layer: int, q: torch.Tensor, k=None, v=None) -> torch.Tensor:
         """KV cache and attention of q, k, v (tokens, heads, head_dim): (tokens, heads * head_dim). Without k and v the layer
         attends to what another one has written."""
+
+    @abstractmethod
+    def index(self, layer: int, keys: torch.Tensor) -> None:
+        """Remember the tokens' keys (tokens, elements) in the index of a layer."""
+
+    @abstractmethod
+    def choose(self, layer: int, q: torch.Tensor, weights: torch.Tensor | None = None) -> None:
+        """Choose the positions to which ``attend`` of this layer, and of those after it without an index, attends: by the index
+        of the layer, q (tokens, heads, elements) and weights (tokens, heads), or 1."""
 
     @abstractmethod
     def by_head(self, name: str, x: torch.Tensor) -> torch.Tensor:

@@ -103,17 +103,25 @@ class KVCache:
     """Keys and values of one layer, of up to ``context`` positions.
 
     Address space for the whole context is reserved at once; the operating system provides memory as positions are written,
-    so nothing is ever copied to grow. ``one``: keys are also the values (an absorbed latent), and stored once.
+    so nothing is ever copied to grow. ``one``: keys are also the values (an absorbed latent), and stored once. ``index``: the
+    elements of a further key for every so many positions, from which those are chosen to which a query attends.
     """
 
     fixed_bytes = 0
 
-    def __init__(self, kv_heads: int, head_dim: int, context: int, dtype: str = "float32", one: bool = False):
+    def __init__(
+        self, kv_heads: int, head_dim: int, context: int, dtype: str = "float32", one: bool = False, index: tuple = (0, 1)
+    ):
         each = known("KV cache type", dtype, KV_TYPES, ModelError)
-        if dtype == "q8_0" and head_dim % _QK8_0:
-            raise ModelError(f"KV cache type 'q8_0' needs heads of a multiple of {_QK8_0} elements, not {head_dim}")
-        self.bytes_per_position = int((2 - one) * kv_heads * head_dim * each)
+        size, self._unit = index
+        wrong = next((n for n in (head_dim, size) if dtype == "q8_0" and n % _QK8_0), 0)
+        if wrong:
+            raise ModelError(f"KV cache type 'q8_0' needs heads of a multiple of {_QK8_0} elements, not {wrong}")
+        self.bytes_attended = int((2 - one) * kv_heads * head_dim * each)  # of a position
+        self.bytes_indexed = int(size * each)  # of a unit
+        self.bytes_per_position = self.bytes_attended + self.bytes_indexed // self._unit
         self._stores = [_Store(kv_heads, context, head_dim, dtype) for _ in range(2 - one)]
+        self.index = _Store(1, context // self._unit + 1, size, dtype) if size else None
 
     def write(self, position: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store k and v (tokens, kv_heads, head_dim) float32 at ``position`` and after."""
@@ -141,6 +149,9 @@ class KVCache:
         """Hold the first ``length`` positions of another layer's cache of the same type."""
         for mine, theirs in zip(self._stores, other._stores, strict=True):
             mine.data[:, :length] = theirs.data[:, :length]
+        if self.index:
+            units = length // self._unit
+            self.index.data[:, :units] = other.index.data[:, :units]
 
 
 class FixedState:
@@ -178,8 +189,10 @@ class FixedState:
 class KVCacheAndState(FixedState, KVCache):
     """Both, of one layer: its keys and values, of as many positions as those of KVCache, and what every token writes."""
 
-    def __init__(self, kv_heads: int, head_dim: int, context: int, dtype: str, **shapes: tuple[int, ...]):
-        KVCache.__init__(self, kv_heads, head_dim, context, dtype)
+    def __init__(
+        self, kv_heads: int, head_dim: int, context: int, dtype: str, one: bool = False, index: tuple = (0, 1), **shapes
+    ):
+        KVCache.__init__(self, kv_heads, head_dim, context, dtype, one, index)
         FixedState.__init__(self, **shapes)
 
     def take(self, other: "KVCacheAndState", length: int) -> None:
@@ -193,8 +206,9 @@ def state_of(mixer, context: int, dtype: str) -> KVCache | FixedState:
     shapes = getattr(mixer, "shapes", {})
     if not mixer.memory.position:
         return FixedState(**shapes)
-    sizes = mixer.kv_heads, mixer.head_dim, context, dtype
-    return KVCacheAndState(*sizes, **shapes) if shapes else KVCache(*sizes, one=getattr(mixer, "absorbed", False))
+    index = mixer.index_size, mixer.choice.each if mixer.choice else 1
+    sizes = mixer.kv_heads, mixer.head_dim, context, dtype, getattr(mixer, "absorbed", False), index
+    return KVCacheAndState(*sizes, **shapes) if shapes else KVCache(*sizes)
 
 
 def _reserve(*shape: int) -> torch.Tensor:

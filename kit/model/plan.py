@@ -71,8 +71,9 @@ class Plan(Ops):
         def spans():
             starts, done = (each.tolist() for each in clock())
             for (what, tensor, layer, _, nbytes, first, last, outcome), part, parts in self._spans:
-                if what == "attention":  # there bytes of a position
-                    nbytes *= self.config.layers[layer].mixer.memory.seen(position + 1)
+                if what in ("attention", "choice"):  # there bytes of a position, or of a unit
+                    memory = self.config.layers[layer].mixer.memory
+                    nbytes *= memory.seen(position + 1) if what == "attention" else memory.choice.units(position + 1)
                 if "_exps." in tensor:
                     stack, _, place = tensor.removesuffix("]").partition("[")
                     tensor = f"{stack}[{chosen[layer][int(place)]}]"
@@ -193,7 +194,15 @@ class Plan(Ops):
         self.do("clamp", x, factor=limit)
 
     def turn(self, x, rope):
-        self.program.rotate(self.config.family.rope, x, self.ropes[rope])
+        self.program.rotate(rope.layout or self.config.family.rope, x, self.ropes[rope])
+
+    def index(self, layer, keys):
+        self.program.append(keys[:, None], self._cache.states[layer].index.history)
+
+    def choose(self, layer, q, weights=None):
+        mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
+        self.program.choose(q, cache.index.history, mixer.choice, weights)
+        self.end("choice", first, layer=layer, nbytes=cache.bytes_indexed)
 
     def attend(self, layer, q, k=None, v=None):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
@@ -202,8 +211,11 @@ class Plan(Ops):
         for history, new in written.items():
             self.program.append(new, history)
         sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
-        self.program.attend(q, *histories, mixer.kv_heads, mixed, mixer.scale, mixer.window, mixer.cap, sinks)
-        self.end("attention", first, layer=layer, nbytes=cache.bytes_per_position, outcome="fused")
+        if mixer.choice:
+            histories = self.program.gather(histories, mixer.kv_heads, q.shape[2], mixer.choice)
+        limit = mixer.choice or mixer.window
+        self.program.attend(q, *histories, mixer.kv_heads, mixed, mixer.scale, limit, mixer.cap, sinks)
+        self.end("attention", first, layer=layer, nbytes=cache.bytes_attended, outcome="fused")
         return mixed
 
     def by_head(self, name, x):

@@ -53,7 +53,7 @@ class Transformer(Shown):
             )
         self.new_cache(1)  # an unknown kv_dtype is an error here and not at the first token
         c = self.config
-        self.ropes = {rope: Rope(rope, c.family.rope, self._divisors(rope)) for rope in c.ropes}
+        self.ropes = {rope: Rope(rope, rope.layout or c.family.rope, self._divisors(rope)) for rope in c.ropes}
 
         self.unplanned, self._plans = obstacle(self), WeakKeyDictionary()
         used = [self.file.tensors[name] for name in c.order_of_use(self.file.tensors) if "_exps." not in name]

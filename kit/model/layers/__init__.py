@@ -16,11 +16,12 @@ from kit.model.layers.nothing import Nothing
 from kit.model.layers.one_matrix import OneMatrix
 from kit.model.layers.per_layer import PerLayerInput
 from kit.model.layers.short_conv import ShortConv
+from kit.model.layers.sparse_latent import SparseLatent
 
 __all__ = ["FEED_FORWARD", "KINDS", "MIXERS", "DeltaNet", "Layer", "Mamba2", "Memory", "PerLayerInput"]
 
 MIXERS = {kind.named: kind for kind in (
-    Attention, Latent, DeltaNet, Mamba2, ShortConv, AttentionAndMamba2, OneMatrix, Nothing,
+    Attention, Latent, DeltaNet, Mamba2, ShortConv, AttentionAndMamba2, OneMatrix, SparseLatent, Nothing,
 )}  # fmt: skip
 FEED_FORWARD = {kind.named: kind for kind in (Dense, Mixture, DenseAndMixture, Nothing)}
 KINDS: tuple[type[LayerKind], ...] = tuple(dict.fromkeys([*MIXERS.values(), *FEED_FORWARD.values()]))

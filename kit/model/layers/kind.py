@@ -18,6 +18,9 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple
 
+from kit.cpu.shapes import Choice
+from kit.model.layers.rope import RopeConfig
+
 KV_TYPES = {"float32": 4.0, "float16": 2.0, "q8_0": 34 / 32}  # bytes of an element of keys and values
 
 
@@ -56,24 +59,31 @@ def heads_said(kind) -> str:
 class Memory(NamedTuple):
     """What a layer remembers of a sequence, in numbers: some for each position (``position``), which are written once, read by
     every token within the ``window`` (0: all), and can be cut; and ``fixed`` float32 that every token reads and writes. What is
-    ``shared`` another layer holds and writes."""
+    ``shared`` another layer holds and writes. With a ``choice`` a token reads the positions that it chooses, and to choose it
+    reads the ``index``, so many numbers of each unit; 0: another layer has chosen."""
 
     position: int = 0
     window: int = 0
     fixed: int = 0
     shared: bool = False
+    index: int = 0
+    choice: Choice | None = None
 
     def seen(self, positions: int) -> int:
         """How many of so many positions a token attends to, its own included."""
-        return min(positions, self.window or positions)
+        return self.choice.count(positions) if self.choice else min(positions, self.window or positions)
+
+    def indexed(self, positions: int) -> int:
+        """Numbers of the index for so many positions."""
+        return self.index * self.choice.units(positions) if self.index else 0
 
     def held(self, positions: int, width: float = 4) -> int:
         """Bytes after so many positions, ``width`` bytes for a number of a position."""
-        return 0 if self.shared else int(self.position * positions * width) + 4 * self.fixed
+        return 0 if self.shared else int((self.position * positions + self.indexed(positions)) * width) + 4 * self.fixed
 
     def read(self, positions: int, width: float = 4) -> int:
         """Bytes that a token reads which attends to so many positions, its own included."""
-        return int(self.position * self.seen(positions) * width) + 4 * self.fixed
+        return int((self.position * self.seen(positions) + self.indexed(positions)) * width) + 4 * self.fixed
 
     def written(self, width: float = 4) -> int:
         """Bytes that a token writes."""
@@ -95,6 +105,9 @@ class LayerKind:
     floats: ClassVar[tuple[str, ...]] = ()
     drawn: ClassVar[dict[str, tuple[float, float]]] = {}
     on_device: ClassVar[bool] = False
+    choice: ClassVar[Choice | None] = None  # of the positions to which a query attends; None: to all, or a window
+    index_rope: ClassVar[RopeConfig | None] = None  # of its queries and keys
+    index_size: ClassVar[int] = 0  # numbers of a unit's key, of a layer that chooses
 
 
 ATTENDING = (  # keys that only kinds which attend read

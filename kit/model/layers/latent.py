@@ -91,19 +91,24 @@ class Latent(LayerKind):
 
     def run(self, ops, layer, x, input, after):
         block = f"blk.{layer}."
-        q, k, v = self._heads(ops, block, input)
+        queries = self._query_latent(ops, block, input) if self.query_rank else input
+        self._choose(ops, layer, block, input, queries)
+        q, k, v = self._heads(ops, block, input, queries)
         ops.rotate(layer, q, k)
         mixed = self._values(ops, block, ops.attend(layer, q, k, v))
         ops.add_linear(x, f"{block}attn_output.weight", ops.input(mixed), after)
 
-    def _heads(self, ops, block, input):
+    def _query_latent(self, ops, block, input):
+        """The latent of queries, as an input."""
+        return ops.norm(ops.linear(f"{block}attn_q_a.weight", input), f"{block}attn_q_a_norm.weight")
+
+    def _choose(self, ops, layer, block, input, queries):
+        """Choose the positions to attend to; here all. ``queries``: what queries are a product of, as an input."""
+
+    def _heads(self, ops, block, input, queries):
         """q, k and v. Absorbed, all heads share one key, which is also the value: the latent."""
         rank, heads, turned_dims = self.rank, self.heads, self.rope.dims
-        if self.query_rank:
-            q = ops.norm(ops.linear(f"{block}attn_q_a.weight", input), f"{block}attn_q_a_norm.weight")
-            q = ops.linear(f"{block}attn_q_b.weight", q)
-        else:
-            q = ops.linear(f"{block}attn_q.weight", input)
+        q = ops.linear(f"{block}{'attn_q_b' if self.query_rank else 'attn_q'}.weight", queries)
         q, turned_q = q.unflatten(1, (heads, -1)).split([self.plain, turned_dims], -1)
         latent, turned = ops.linear(f"{block}attn_kv_a_mqa.weight", input).split([rank, turned_dims], 1)
         turned, norm = turned[:, None], f"{block}attn_kv_a_norm.weight"

@@ -24,6 +24,7 @@ class RopeConfig:
     divided: bool = True  # False: the divisors are those of other layers
     growth: float = 0.0  # at position p queries are scaled by 1 + growth * log(1 + p // every)
     every: int = 0  # 0: the original context
+    layout: str = ""  # of the pairs; "": the family's
     still: int = 0  # elements after the rotated ones that are scaled so, too
 
     @property

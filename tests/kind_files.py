@@ -1,0 +1,60 @@
+"""Small F32 files of families whose kinds of layers choose positions, or have states of their own (as family_files)."""
+
+from pathlib import Path
+
+from family_files import FFN, File, H
+
+_EXPERTS = dict(
+    expert_count=8, expert_used_count=2, expert_feed_forward_length=64, expert_shared_count=1, expert_weights_scale=1.5,
+    expert_weights_norm=True, expert_gating_func=2, leading_dense_block_count=1,
+)  # fmt: skip
+_LATENT = dict(
+    attention__kv_lora_rank=32, attention__key_length=64, attention__value_length=32, attention__key_length_mla=48,
+    attention__value_length_mla=16, rope__dimension_count=32, attention__q_lora_rank=32,
+)  # fmt: skip
+_INDEX = dict(attention__indexer__head_count=16, attention__indexer__key_length=64, attention__indexer__top_k=8)
+
+
+def latent(file, layer, queries=True, plain=16, rank=32, turned=32, value=16):
+    """Latent attention with absorbed projections."""
+    if queries:
+        file.layer(layer, attn_q_a=(32, H), attn_q_a_norm=32, attn_q_b=(4 * (plain + turned), 32))
+    else:
+        file.layer(layer, attn_q=(4 * (plain + turned), H))
+    file.layer(
+        layer, attn_kv_a_mqa=(rank + turned, H), attn_kv_a_norm=rank, attn_k_b=(4, rank, plain), attn_v_b=(4, value, rank)
+    )
+    file.layer(layer, attn_output=(H, 4 * value))
+
+
+def network(file, layer, **more):
+    """A dense network in the first layer, mixtures after it."""
+    if layer:
+        file.mixture(layer, **dict(biased=True, shared=64) | more)
+    else:
+        file.network(layer, FFN)
+
+
+def sparse(architecture, types=(1, 1, 1), **keys):
+    """Latent attention to what an indexer chooses; where ``types`` has 0 to what the layer before has chosen."""
+    file = File(architecture, len(types), attention__head_count_kv=1, **_LATENT | _EXPERTS | _INDEX | keys)
+    if architecture == "glm-dsa":
+        file.keys(attention__indexer__types=list(types))
+    for layer, chooses in enumerate(types):
+        file.layer(layer, attn_norm=H, ffn_norm=H)
+        latent(file, layer)
+        if chooses:
+            file.layer(layer, indexer__attn_q_b=(16 * 64, 32), indexer__attn_k=(64, H), indexer__k_norm=64)
+            file.tensor(f"blk.{layer}.indexer.k_norm.bias", 64)
+            file.layer(layer, indexer__proj=(16, H))
+        network(file, layer)
+    return file.ends()
+
+
+FILES = {"glm-dsa": lambda: sparse("glm-dsa", (1, 0, 1, 0)), "deepseek32": lambda: sparse("deepseek32")}
+
+
+def write(folder: Path, name: str, qtype: str = "F32") -> Path:
+    """The file of that name in ``folder``, written once."""
+    path = folder / f"kind-{name}-{qtype}.gguf"
+    return path if path.exists() else FILES[name]().write(path, qtype)

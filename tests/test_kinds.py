@@ -1,0 +1,154 @@
+"""Kinds of layers that choose positions or have states of their own: against llama.cpp at lengths around every period,
+continued, cut, in batches, in slots; and the bytes that a pass touches, counted."""
+
+import kind_files
+import llama_cpp
+import numpy as np
+import pytest
+import torch
+from test_family_files import TOKENS, changed, decode, errors, model_of
+
+import kit
+from kit.errors import ModelError
+from kit.gguf.uses import bytes_used, uses_of
+from kit.model.hyperparameters import read_config
+
+PERIODS = {"glm-dsa": (8,), "deepseek32": (8,)}  # positions from which a file's layers choose, or at which a block ends
+LENGTHS = {name: sorted({1, 2, *(each + n for each in periods for n in (-1, 0, 1))}) for name, periods in PERIODS.items()}
+MOST = 3e-6
+
+
+@pytest.fixture(scope="module")
+def right(folder):
+    """llama.cpp's logits of a file."""
+    known = {}
+
+    def of(name):
+        if name not in known:
+            known[name] = llama_cpp.logits(kind_files.write(folder, name), TOKENS)
+        return known[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", kind_files.FILES)
+def test_logits_are_llama_cpps_at_every_length(folder, right, name):
+    """Of prompts, of one token after another as recorded, and of a prompt that continues."""
+    model, theirs = model_of(kind_files.write(folder, name)), right(name)
+    for length in (*LENGTHS[name], len(TOKENS)):
+        assert errors(model.logits(TOKENS[:length]).numpy(), theirs[:length]).max() < MOST, length
+    cache = model.new_cache(64)
+    tokens = torch.stack([model.step([token], cache) for token in TOKENS]).numpy()
+    assert errors(tokens, theirs).max() < MOST
+    assert {span.outcome for span in model.trace.spans if span.what == "token"} == {"", "planned"}
+    for length in LENGTHS[name]:
+        cache = model.new_cache(64)
+        parts = [model.logits(TOKENS[:length], cache=cache), model.logits(TOKENS[length:], cache=cache)]
+        assert errors(torch.cat(parts).numpy(), theirs).max() < MOST, length
+
+
+@pytest.mark.parametrize("name", kind_files.FILES)
+def test_eager_tokens_batches_and_other_types_of_cache(folder, right, name):
+    path, theirs = kind_files.write(folder, name), right(name)
+    model = model_of(path)
+    assert errors(decode(model_of(path, recorded=False)), decode(model)).max() < 1e-5
+    caches, rows = [model.new_cache(64) for _ in range(2)], (TOKENS[:5], TOKENS[:13])
+    both = model.batch(rows, caches, torch.tensor([4, 17]))
+    assert errors(both.numpy(), theirs[[4, 12]]).max() < MOST
+    both = model.batch((TOKENS[5:14], TOKENS[13:14]), caches, torch.tensor([8, 9]))
+    assert errors(both.numpy(), theirs[[13, 13]]).max() < MOST
+    first = model_of(path, kv_dtype="float16").logits(TOKENS).numpy()
+    assert errors(first, theirs).min() < 5e-3  # a rounded score may choose another position
+    assert np.isfinite(model_of(path, kv_dtype="q8_0").logits(TOKENS).numpy()).all()
+
+
+@pytest.mark.parametrize("name", kind_files.FILES)
+def test_a_cut_sequence_and_a_copy_give_what_a_new_one_gives(folder, right, name):
+    model, theirs = model_of(kind_files.write(folder, name)), right(name)
+    for length in LENGTHS[name]:
+        cache, copy = model.new_cache(64), model.new_cache(64)
+        model.logits(TOKENS[:length], cache=cache)
+        mark = cache.mark()
+        for token in (7, 9, 11, 5):
+            model.step([token], cache)
+        cache.back_to(mark)
+        copy.take(cache)
+        for own in (cache, copy):
+            rest = [model.step([token], own) for token in TOKENS[length : length + 6]]
+            assert errors(torch.stack(rest).numpy(), theirs[length : length + 6]).max() < MOST
+    cache.truncate(0)
+    assert errors(model.logits(TOKENS, cache=cache).numpy(), theirs).max() < MOST
+
+
+@pytest.mark.parametrize("name", kind_files.FILES)
+def test_a_token_touches_the_bytes_that_are_told(folder, name):
+    """Counted by the spans of a recorded token at several depths: each matrix once, and of each state what Memory says."""
+    model = model_of(kind_files.write(folder, name))
+    config, weights = model.config, bytes_used(uses_of(model.file))
+    matrices = {name for name, info in model.file.tensors.items() if len(info.shape) > 1}
+    expected = sum(use.nbytes * use.used // use.of for use in uses_of(model.file) if use.name in matrices and not use.is_rows)
+    for depth in (*LENGTHS[name], 25):
+        cache = model.new_cache(64)
+        model.logits(TOKENS[:depth], cache=cache)
+        model.trace.clear()
+        model.step([TOKENS[depth]], cache)
+        read = {what: 0 for what in ("linear", "attention", "choice")}
+        for span in model.trace.spans:
+            read[span.what] = read.get(span.what, 0) + span.nbytes
+        remembered = [layer.mixer.memory for layer in config.layers]
+        assert read["attention"] + read["choice"] == sum(each.read(depth + 1) - 4 * each.fixed for each in remembered)
+        states = sum(read.get(what, 0) for what in ("convolution", "delta net", "pool"))
+        assert states == 2 * sum(4 * each.fixed for each in remembered)
+        assert read["linear"] == expected <= weights
+    held = model.new_cache(64)
+    assert sum(each.held(8) for each in remembered) == 8 * held.bytes_per_position + held.fixed_bytes
+
+
+@pytest.mark.parametrize("name", kind_files.FILES)
+def test_every_tensor_is_needed_and_another_is_refused(folder, name):
+    file = kit.open(kind_files.write(folder, name))
+    config = read_config(file)
+    for tensor in sorted(set(file.tensors) - {*config.optional_tensors(), "output.weight"}):
+        with pytest.raises(ModelError, match=r"the tensor '.*' (is missing|has shape|has no place)") as caught:
+            read_config(changed(file, without=[tensor]))
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ModelError, match=f"the tensor 'blk.1.attn_q.scale' has no place in a {config.architecture} model"):
+        read_config(changed(file, more=["blk.1.attn_q.scale"]))
+
+
+def test_up_to_top_k_positions_a_sparse_layer_is_the_dense_kind_bit_for_bit(folder, tmp_path):
+    file = kind_files.FILES["deepseek32"]()
+    for name in [name for name in file.tensors if ".indexer." in name]:
+        del file.tensors[name]
+    file.metadata = {key.replace("deepseek32", "deepseek2"): value for key, value in file.metadata.items()}
+    file.metadata = {key: value for key, value in file.metadata.items() if ".indexer." not in key}
+    file.metadata["general.architecture"] = "deepseek2"
+    sparse, dense = (model_of(path) for path in (kind_files.write(folder, "deepseek32"), file.write(tmp_path / "dense.gguf")))
+    assert torch.equal(sparse.logits(TOKENS[:8]), dense.logits(TOKENS[:8]))
+    assert torch.equal(*(torch.stack([model.step([token], cache) for token in TOKENS[:8]])
+                         for model in (sparse, dense) for cache in [model.new_cache(16)]))  # fmt: skip
+    assert not torch.allclose(sparse.logits(TOKENS)[-1], dense.logits(TOKENS)[-1], atol=1e-3)
+
+
+BAD = [  # (file, keys, a tensor that is left out, what the error names)
+    ("glm-dsa", {"attention.indexer.types": [1, 0, 1]}, "", "attention.indexer.types"),
+    ("glm-dsa", {"attention.indexer.types": [0, 0, 1, 0]}, "", "attention.indexer.types"),
+    ("glm-dsa", {"attention.indexer.types": [1, 0, 2, 0]}, "", "attention.indexer.types"),
+    ("glm-dsa", {"attention.indexer.types": [1, 1, 1, 0]}, "", "blk.1.indexer.attn_q_b.weight"),
+    ("glm-dsa", {"attention.indexer.top_k": None}, "", "attention.indexer.top_k"),
+    ("deepseek32", {"attention.indexer.key_length": None}, "", "attention.indexer.key_length"),
+    ("deepseek32", {"attention.indexer.head_count": 0}, "", "attention.indexer.head_count"),
+    ("deepseek32", {}, "blk.1.indexer.k_norm.bias", "blk.1.indexer.k_norm.bias"),
+]
+
+
+@pytest.mark.parametrize("name, keys, without, says", BAD)
+def test_what_is_wrong_is_named_in_one_line(tmp_path, name, keys, without, says):
+    file = kind_files.FILES[name]()
+    for key, value in keys.items():
+        file.metadata[f"{name}.{key}"] = value
+    file.metadata = {key: value for key, value in file.metadata.items() if value is not None}
+    file.tensors.pop(without, None)
+    with pytest.raises(ModelError) as caught:
+        read_config(kit.open(file.write(tmp_path / "bad.gguf")))
+    assert says in str(caught.value) and "\n" not in str(caught.value)
