@@ -14,7 +14,7 @@ from reference_model import forward
 
 import kit
 from kit.cpu import attention, elementwise, operations, threads
-from kit.cpu.routing import choose, scratch_floats
+from kit.cpu import routing as routing_
 from kit.cpu.simd.vectors import inner
 from kit.cpu.tasks import task
 from kit.lab.synthetic.geometry import GEOMETRIES
@@ -192,26 +192,25 @@ def test_what_cannot_be_recorded_says_why_and_runs(folder, name, how, reason):
 @given(
     groups=st.sampled_from([1, 2, 4]), size=st.integers(3, 40), used=st.integers(1, 6), groups_used=st.integers(1, 4),
     sigmoid=st.booleans(), normed=st.booleans(), biased=st.booleans(), seed=st.integers(0, 2**32 - 1),
+    equal=st.sampled_from([None, 1, 40]),
 )  # fmt: skip
-def test_experts_are_chosen_as_by_torch(groups, size, used, groups_used, sigmoid, normed, biased, seed):
-    """The choice, the shares, and the arguments that it sets: an expert's address, and the bits of its share."""
+def test_experts_are_chosen_as_by_torch(groups, size, used, groups_used, sigmoid, normed, biased, seed, equal):
+    """The choice, the shares, and the arguments that it sets: an expert's address, and the bits of its share. ``equal``: scores
+    are a few whole numbers times that, of which many are equal; sigmoids of the largest are 1."""
     experts, groups_used = groups * size, min(groups, groups_used)
     routing = Routing(min(used, groups_used * size), sigmoid, normed, 1.5, groups, groups_used)
     draw = np.random.default_rng(seed)
     scores, bias = (torch.from_numpy(x.astype(np.float32)) for x in draw.standard_normal((2, experts)))
+    if equal:
+        scores, bias = (scores.round() * equal).clamp(min=-80), bias.round()
     share, right = (x[0] for x in best_experts(scores[None], routing, bias if biased else None))
     right, order = right.sort()
     chosen, shares, out = np.zeros(routing.used, np.int64), np.zeros(routing.used, np.float32), np.zeros(2, np.int64)
-    scratch = np.zeros(scratch_floats(experts), np.float32)
-    padded = torch.cat([scores, torch.full((16,), torch.nan)])
+    padded = torch.cat([scores, torch.full((16,), torch.nan)])[None, :experts]
     last = routing.used - 1
     words = np.array([[out.ctypes.data, last, 1000, 7], [out.ctypes.data + 8, last, 0, 0]])
-    arguments = dict(
-        scores=padded.data_ptr(), bias=bias.data_ptr() if biased else 0, scales=0, experts=experts, used=routing.used
-    )
-    arguments |= dict(sigmoids=sigmoid, normed=normed, scale=elementwise.as_bits(1.5), groups=groups, groups_used=groups_used)
-    arguments |= dict(chosen=chosen.ctypes.data, shares=shares.ctypes.data, scratch=scratch.ctypes.data)
-    threads.run(choose(), arguments | dict(words=words.ctypes.data, count=2), 1)
+    task, arguments, tasks = routing_.step(padded, chosen, shares, routing, bias if biased else None)
+    threads.run(task, arguments | dict(words=words, count=2), tasks)
     assert chosen.tolist() == right.tolist()
     assert np.allclose(shares, share[order].numpy(), rtol=2e-6)
     assert out.tolist() == [1000 + 7 * chosen[last], elementwise.as_bits(shares[last])]

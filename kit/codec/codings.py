@@ -77,7 +77,7 @@ def quantize(rows: torch.Tensor, name: str = "matrix", per: str = "row") -> tupl
     004). CodecError names the position of a NaN or an infinity.
     """
     rows = rows.float()
-    most = rows.abs().amax(dim=1) if rows.shape[1] else torch.zeros(rows.shape[0])
+    most = rows.abs().amax(dim=1) if rows.shape[1] else rows.new_zeros(rows.shape[0])
     if not most.isfinite().all():
         row = int((~most.isfinite()).nonzero()[0])
         column = int((~rows[row].isfinite()).nonzero()[0])

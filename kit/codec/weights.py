@@ -82,7 +82,7 @@ class CompressedLinear:
         self.name, self.matrix, self.weights = name, matrix, weights
         self.nbytes = math.prod(matrix.shape) * CODINGS[matrix.coding].nbytes  # unpacked
         self.tiles = len(matrix.tiles)
-        self._scales = torch.tensor(matrix.beside) if matrix.coding == "int8" else None
+        self._scales = torch.tensor(matrix.beside, dtype=torch.float32, device="cpu") if matrix.coding == "int8" else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x (tokens, in) float32 -> (tokens, out) float32; a row's scale multiplies its dot product."""

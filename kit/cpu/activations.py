@@ -65,10 +65,10 @@ def quantize(
     """
     tokens, columns = x.shape
     records = torch.empty(
-        -(-columns // SUPERBLOCK), tokens, record_bytes(digits), dtype=torch.uint8
+        -(-columns // SUPERBLOCK), tokens, record_bytes(digits), dtype=torch.uint8, device="cpu"
     )  # torch aligns to 64 bytes
     layout = dict(order=order, digits=digits, group=group, sums=sums, in_units=in_units)
-    threads.run(quantizing(), dict(x=x.data_ptr(), columns=columns, tokens=tokens, records=records.data_ptr()) | layout, tokens)
+    threads.run(quantizing(), dict(x=x, columns=columns, tokens=tokens, records=records) | layout, tokens)
     return records
 
 
@@ -80,8 +80,8 @@ def record_bytes(digits: int) -> int:
 def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
     """x (tokens, columns) float32 after rounding to int8 and back: the numbers that the int8 way multiplies."""
     tokens, columns = x.shape
-    x, y = x.contiguous(), torch.empty(tokens, columns)
-    arguments = dict(x=x.data_ptr(), columns=columns, y=y.data_ptr(), order=address(NATURAL), group=group)
+    x, y = x.contiguous(), torch.empty(tokens, columns, dtype=torch.float32, device="cpu")
+    arguments = dict(x=x, columns=columns, y=y, order=address(NATURAL), group=group)
     threads.run(_rounding(), arguments, tokens)
     return y
 

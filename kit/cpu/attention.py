@@ -32,14 +32,14 @@ def attend(
     """Attention as in every variant of kit.model.attention, for keys and values as a cache holds them and heads of a multiple
     of 16 elements: q (heads, tokens, head_dim) float32 -> (heads, tokens, head_dim)."""
     heads, tokens, dim = q.shape
-    q, out = q.transpose(0, 1).contiguous(), torch.empty(tokens, heads, dim)
+    q, out = q.transpose(0, 1).contiguous(), torch.empty(tokens, heads, dim, dtype=torch.float32, device="cpu")
     sinks = None if sinks is None else sinks.float().contiguous()
     if tokens == 1:
-        parts = torch.empty(parts_bytes(heads, dim, positions), dtype=torch.uint8)
+        parts = torch.empty(parts_bytes(heads, dim, positions), dtype=torch.uint8, device="cpu")
         threads.run_all(attend_steps(q, keys, values, kv_heads, out, parts, span(window, positions), scale, cap, sinks))
         return out.transpose(0, 1)
-    group, sinks_at = heads // kv_heads, 0 if sinks is None else sinks.data_ptr()
-    arguments = _arguments(q, keys, values, group, scale, cap) | dict(out=out.data_ptr(), heads=heads, sinks=sinks_at)
+    group = heads // kv_heads
+    arguments = _arguments(q, keys, values, group, scale, cap) | dict(out=out, heads=heads, sinks=sinks)
     most, per = block_of(group, dim)
     arguments |= dict(window=window, positions=positions, tokens=tokens)
     threads.run(attend_block(keys.kind, tier()), arguments, kv_heads * -(-group // most) * -(-tokens // per))
@@ -55,9 +55,9 @@ def attend_steps(q, keys, values, kv_heads, out, parts: torch.Tensor, span, scal
     """The two steps of one query per head: all chunks of a ``span``, then their sum. q and out: (1, heads, dim); parts: memory
     of ``parts_bytes``."""
     _, heads, dim = q.shape
-    group, chunks, parts = heads // kv_heads, span["chunks"], parts.data_ptr()
+    group, chunks = heads // kv_heads, span["chunks"]
     chunk = _arguments(q, keys, values, group, scale, cap) | dict(parts=parts) | span
-    join = dict(parts=parts, sinks=0 if sinks is None else sinks.data_ptr(), out=out.data_ptr(), dim=dim, chunks=chunks)
+    join = dict(parts=parts, sinks=sinks, out=out, dim=dim, chunks=chunks)
     kernel, shares = attend_chunk(keys.kind, tier()), kv_heads * shares_of(group)
     return (kernel, chunk, shares * chunks), (combine(), join, heads)
 
@@ -80,7 +80,7 @@ def shares_of(group: int) -> int:
 
 
 def _arguments(q: torch.Tensor, keys: History, values: History, group: int, scale: float, cap: float) -> dict:
-    numbers = dict(q=q.data_ptr(), group=group, dim=q.shape[-1], scale=as_bits(scale), cap=as_bits(cap))
+    numbers = dict(q=q, group=group, dim=q.shape[-1], scale=as_bits(scale), cap=as_bits(cap))
     return keys.arguments("k") | values.arguments("v") | numbers
 
 

@@ -44,9 +44,9 @@ def choose(q, keys: History, positions: int, choice: Choice, weights=None) -> Ch
     if choice.takes_all(positions):
         return None
     row = scores_row(positions, choice)
-    chosen = torch.empty(tokens, choice.room, dtype=torch.int32)
+    chosen = torch.empty(tokens, choice.room, dtype=torch.int32, device="cpu")
     at_once = max(1, _MOST // row)
-    scores = torch.empty(min(tokens, at_once), row)
+    scores = torch.empty(min(tokens, at_once), row, dtype=torch.float32, device="cpu")
     for first in range(0, tokens, at_once):
         some, seen = q[first : first + at_once], positions - tokens + min(tokens, first + at_once)
         own = None if weights is None else weights[first : first + at_once]
@@ -60,10 +60,10 @@ def choose(q, keys: History, positions: int, choice: Choice, weights=None) -> Ch
 def attend_chosen(q, keys: History, values: History, kv_heads: int, chosen: Chosen, scale, cap=0.0, sinks=None) -> torch.Tensor:
     """Attention of q (tokens, heads, head_dim) to the positions of a choice: of the same shape."""
     out = torch.empty_like(q := q.contiguous())
-    sides, first = (keys,) if values == keys else (keys, values), chosen.positions
+    sides, first = (keys,) if values.memory is keys.memory else (keys, values), chosen.positions
     rooms = [room_for(side, kv_heads, first.shape[1], q.shape[2]) for side in sides]
-    parts = torch.empty(parts_bytes(*q.shape[1:], first.shape[1]), dtype=torch.uint8)
-    gathered = [History(side.kind, room.data_ptr(), *strides(room)) for side, room in zip(sides, rooms, strict=True)]
+    parts = torch.empty(parts_bytes(*q.shape[1:], first.shape[1]), dtype=torch.uint8, device="cpu")
+    gathered = [History(side.kind, room, *strides(room)) for side, room in zip(sides, rooms, strict=True)]
     for token, count in enumerate(chosen.counts):
         steps = [gather_step(*each, kv_heads, first[token], count) for each in zip(sides, gathered, strict=True)]
         one = slice(token, token + 1)
@@ -74,7 +74,7 @@ def attend_chosen(q, keys: History, values: History, kv_heads: int, chosen: Chos
 
 def room_for(history: History, kv_heads: int, positions: int, dim: int) -> torch.Tensor:
     """Memory for so many positions of a layer, of the type that the history has: (kv_heads, positions, bytes of a head)."""
-    return torch.empty(kv_heads, positions, bytes_of(history.kind, dim), dtype=torch.uint8)
+    return torch.empty(kv_heads, positions, bytes_of(history.kind, dim), dtype=torch.uint8, device="cpu")
 
 
 def bytes_of(kind: str, dim: int) -> int:
@@ -100,8 +100,7 @@ def scores_step(q, keys: History, scores, choice: Choice, positions: int, weight
     tokens, heads, size = q.shape
     chunks = max(1, -(-choice.units(positions) // CHUNK))
     arguments = dict(
-        q=q.data_ptr(), k=keys.address, k_stride=keys.stride, weights=0 if weights is None else weights.data_ptr(),
-        scores=scores.data_ptr(), row=4 * scores.stride(0), heads=heads, dim=size, factor=as_bits(choice.factor),
+        q=q, k=keys.memory, k_stride=keys.stride, weights=weights, scores=scores, row=4 * scores.stride(0), heads=heads, dim=size, factor=as_bits(choice.factor),
         positions=positions, tokens=tokens, each=choice.each, chunks=chunks,
     )  # fmt: skip
     return score_units(keys.kind, tier()), arguments, tokens * chunks
@@ -110,7 +109,7 @@ def scores_step(q, keys: History, scores, choice: Choice, positions: int, weight
 def best_step(scores, chosen, tokens: int, choice: Choice, positions: int) -> Step:
     """The positions of the best units, into chosen (tokens, choice.room) int32, one task per token."""
     arguments = dict(
-        scores=scores.data_ptr(), row=4 * scores.stride(0), chosen=chosen.data_ptr(), room=4 * chosen.stride(0),
+        scores=scores, row=4 * scores.stride(0), chosen=chosen, room=4 * chosen.stride(0),
         top=choice.top, positions=positions, tokens=tokens, each=choice.each,
     )  # fmt: skip
     return best_units(), arguments, tokens
@@ -120,7 +119,7 @@ def gather_step(source: History, target: History, kv_heads: int, chosen, count: 
     """Copy ``count`` chosen positions of all heads, one after another."""
     pieces = max(1, -(-count // _COPIED))
     arguments = source.arguments("k") | target.arguments("to")
-    arguments |= dict(nbytes=target.stride, chosen=chosen.data_ptr(), count=count, pieces=pieces)
+    arguments |= dict(nbytes=target.stride, chosen=chosen, count=count, pieces=pieces)
     return gather(), arguments, kv_heads * pieces
 
 

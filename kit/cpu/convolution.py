@@ -21,7 +21,7 @@ def convolve(x, taps, state, bias=None, before=None, after=None, silu: bool = Fa
     new sequence. bias: (channels,), added. ``silu``: apply SiLU afterwards. before, after: (tokens, channels), factors of x and
     of the result. x, before and after may be views of one projection.
     """
-    out = torch.empty(x.shape)
+    out = torch.empty(x.shape, dtype=torch.float32, device="cpu")
     threads.run(*step(x, taps, state, out, bias, before, after, silu))
     return out
 
@@ -29,15 +29,11 @@ def convolve(x, taps, state, bias=None, before=None, after=None, silu: bool = Fa
 def step(x, taps, state, out, bias=None, before=None, after=None, silu: bool = False) -> Step:
     """``convolve`` as a step; ``out`` (tokens, channels)."""
     tokens, channels = x.shape
-    optional = {
-        name: 0 if tensor is None else tensor.data_ptr()
-        for name, tensor in (("bias", bias), ("before", before), ("after", after))
-    }
     arguments = dict(
-        x=x.data_ptr(), row=4 * x.stride(0), taps=taps.data_ptr(), state=state.data_ptr(), out=out.data_ptr(),
-        tokens=tokens, channels=channels, width=len(taps), silu=silu,
+        x=x, row=4 * x.stride(0), taps=taps, state=state, out=out,
+        bias=bias, before=before, after=after, tokens=tokens, channels=channels, width=len(taps), silu=silu,
     )  # fmt: skip
-    return _convolve(), arguments | optional, -(-channels // _SHARE)
+    return _convolve(), arguments, -(-channels // _SHARE)
 
 
 @task

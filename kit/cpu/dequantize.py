@@ -4,7 +4,7 @@ import numpy as np
 
 from kit.cpu import threads
 from kit.cpu.simd.tiers import tier
-from kit.cpu.tasks import Static, Step, task
+from kit.cpu.tasks import Static, Step, address_of, task
 from kit.gguf.formats import Format, described
 from kit.system import last_level_cache
 
@@ -21,12 +21,11 @@ def run(blocks: np.ndarray, format: Format, out) -> None:
 
 def step(blocks: np.ndarray, format: Format, out) -> Step:
     """``run`` as a step."""
-    address = out.ctypes.data if isinstance(out, np.ndarray) else out.data_ptr()
     count, share = out.nbytes // out.itemsize // format.block_elements, max(1, _CHUNK // format.block_elements)
-    streams = out.nbytes > min(_SHARED, last_level_cache()) and address % 64 == 0
+    streams = out.nbytes > min(_SHARED, last_level_cache()) and address_of(out) % 64 == 0
     sizes = dict(block_bytes=format.block_bytes, out_bytes=format.block_elements * out.itemsize)
     kernel = _kernel(format, str(out.dtype).removeprefix("torch."), tier())
-    arguments = dict(blocks=blocks.ctypes.data, out=address, count=count, share=share, streams=streams) | sizes
+    arguments = dict(blocks=blocks, out=out, count=count, share=share, streams=streams) | sizes
     return kernel, arguments, -(-count // share)
 
 

@@ -23,7 +23,7 @@ def step(name: str, *tensors: torch.Tensor, factor: float | None = None) -> Step
     """The task with this name, in EACH, of all numbers of tensors of one size, in the order of its parameters."""
     n = tensors[0].numel()
     last = () if factor is None else (as_bits(factor),)
-    return compiled(name), (*(x.data_ptr() for x in tensors), n, *last), -(-n // SHARE)
+    return compiled(name), (*tensors, n, *last), -(-n // SHARE)
 
 
 def takes(*tensors: torch.Tensor) -> bool:
@@ -33,8 +33,7 @@ def takes(*tensors: torch.Tensor) -> bool:
 
 def gate_step(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> Step:
     """y (rows, n) *= sigmoid(x weight), x (rows, columns) and weight (columns,)."""
-    addresses = dict(x=x.data_ptr(), weight=weight.data_ptr(), y=y.data_ptr())
-    return compiled("gate_row"), addresses | dict(columns=x.shape[1], n=y.shape[1]), len(x)
+    return compiled("gate_row"), dict(x=x, weight=weight, y=y, columns=x.shape[1], n=y.shape[1]), len(x)
 
 
 @task
@@ -175,7 +174,7 @@ ROTATED = 16  # rotated elements of a head must be a multiple of this
 def rope_step(layout: str, x: torch.Tensor, table: torch.Tensor) -> Step:
     """Rotate x (tokens, heads, head_dim) in place with ``kit.model.rope.Rope.table``."""
     tokens, heads, head_dim = x.shape
-    arguments = dict(x=x.data_ptr(), head_dim=head_dim, dims=table.shape[-1], heads=heads, table=table.data_ptr())
+    arguments = dict(x=x, head_dim=head_dim, dims=table.shape[-1], heads=heads, table=table)
     return compiled(layout), arguments, tokens * heads
 
 

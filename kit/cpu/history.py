@@ -9,9 +9,23 @@ from numba import types
 from kit.cpu.activations import ROUNDER, ROUNDER_BITS
 from kit.cpu.simd.isa import float_to_half, half_to_float
 from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.sums import greatest
 from kit.cpu.simd.tiers import tier
-from kit.cpu.simd.vectors import bitcast, broadcast, convert, extract, f32x16, generated, i8x16, i32x16, inner, select, u16x16
-from kit.cpu.tasks import Static, Step, task
+from kit.cpu.simd.vectors import (
+    bitcast,
+    broadcast,
+    convert,
+    extract,
+    f32x16,
+    generated,
+    i8x16,
+    i32x16,
+    inner,
+    select,
+    u16x16,
+    u32x16,
+)
+from kit.cpu.tasks import Argument, Static, Step, task
 
 f32, u16 = types.float32, types.uint16
 LANES = 16
@@ -19,11 +33,11 @@ TILE = 2**15  # bytes of float32 that are made of a part of the history, in the 
 
 
 class History(NamedTuple):
-    """Keys or values of a layer in memory. ``kind``: float32, float16 or q8_0 (blocks of 34 bytes). The address is that of head
+    """Keys or values of a layer in memory. ``kind``: float32, float16 or q8_0 (blocks of 34 bytes). The memory begins with head
     0 at position 0; the strides are the bytes from one head, and from one position, to the next."""
 
     kind: str
-    address: int
+    memory: torch.Tensor
     head_bytes: int
     stride: int
 
@@ -31,11 +45,11 @@ class History(NamedTuple):
     def of(cls, tensor: torch.Tensor, kind: str = "float32") -> "History":
         """That in a tensor (heads, positions, elements or bytes of a head), with contiguous elements per position."""
         size = tensor.itemsize
-        return cls(kind, tensor.data_ptr(), size * tensor.stride(0), size * tensor.stride(1))
+        return cls(kind, tensor, size * tensor.stride(0), size * tensor.stride(1))
 
-    def arguments(self, prefix: str) -> dict[str, int]:
-        """Arguments of a task: the address named ``prefix``, and head_bytes and stride with names that begin with it."""
-        return {prefix: self.address, f"{prefix}_head": self.head_bytes, f"{prefix}_stride": self.stride}
+    def arguments(self, prefix: str) -> dict[str, Argument]:
+        """Arguments of a task: the memory named ``prefix``, and head_bytes and stride with names that begin with it."""
+        return {prefix: self.memory, f"{prefix}_head": self.head_bytes, f"{prefix}_stride": self.stride}
 
 
 def _q8_0_sixteen(tier, position, n):
@@ -76,7 +90,7 @@ def as_floats(kind, tier, source, stride, positions, vectors, scratch):
 def append_step(rows: torch.Tensor, history: History, position: int = 0) -> Step:
     """Write rows (tokens, heads, dim) float32, whose heads are contiguous, at ``position`` and after."""
     tokens, heads, dim = rows.shape
-    source = dict(source=rows.data_ptr(), token_bytes=4 * rows.stride(0), tokens=tokens, dim=dim, position=position)
+    source = dict(source=rows, token_bytes=4 * rows.stride(0), tokens=tokens, dim=dim, position=position)
     return append(history.kind, tier()), source | history.arguments("target"), heads
 
 
@@ -115,8 +129,9 @@ def write_position(kind, tier, source, dim, target):
     def as_q8_0(kind, tier, source, dim, target):
         for block in range(dim // 32):
             a, b = load(f32x16, source + 128 * block), load(f32x16, source + 128 * block + 64)
-            largest = greatest_of(select(a < 0, 0 - a, a), select(b < 0, 0 - b, b))
-            scale = largest / f32(127)
+            # of positive floats, NaN included, the bits are in the order of the numbers: a NaN is the scale of its block
+            c, d = bitcast(u32x16, a) & 0x7FFFFFFF, bitcast(u32x16, b) & 0x7FFFFFFF
+            scale = bitcast(f32, greatest(select(c > d, c, d))) / f32(127)
             inverse = f32(1) / scale if scale > 0 else f32(0)
             at = target + 34 * block
             store(at, extract(float_to_half(tier, broadcast(f32x16, scale)), 0))

@@ -34,10 +34,9 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     """
     format = _check(blocks, qtype, x, activations)
     (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape
-    x, y = x.contiguous(), torch.empty(tokens, rows)
+    x, y = x.contiguous(), torch.empty(tokens, rows, dtype=torch.float32, device="cpu")
     if tokens == 1:
-        held = Activations(x)  # what the steps have the addresses of
-        threads.run_all(held.product(blocks, qtype, y, activations))
+        threads.run_all(Activations(x).product(blocks, qtype, y, activations))
         return y
     share = _share(blocks, tokens)
     if tokens >= gemm_codes.FEWEST and _in_bytes(format, activations):
@@ -49,8 +48,8 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
         x, kernel = gemm.padded(x), gemm.kernel(format, tier())
     else:
         kernel = gemv_values.kernel(format, tier())
-    arguments = dict(x=x.data_ptr(), x_stride=x.stride(0) * x.itemsize, y=y.data_ptr(), y_stride=4 * rows, tokens=tokens)
-    arguments |= dict(blocks=blocks.ctypes.data, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
+    arguments = dict(x=x, x_stride=x.stride(0) * x.itemsize, y=y, y_stride=4 * rows, tokens=tokens)
+    arguments |= dict(blocks=blocks, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
     threads.run(kernel, arguments, -(-rows // share))
     return y
 
@@ -87,21 +86,23 @@ class Activations:
             x, steps = self._quantized(_layout(format, activations))
             kernel = gemv_codes.kernel(format, tier(), activations)
         else:
-            x, kernel = self.x.data_ptr(), gemv_values.kernel(format, tier())
+            x, kernel = self.x, gemv_values.kernel(format, tier())
         share = _share(blocks, 1)
-        arguments = dict(x=x, x_stride=0, y=y.data_ptr(), y_stride=0, tokens=1)
-        arguments |= dict(blocks=blocks.ctypes.data, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
+        arguments = dict(x=x, x_stride=0, y=y, y_stride=0, tokens=1)
+        arguments |= dict(blocks=blocks, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
         return [*steps, (kernel, arguments, -(-rows // share))]
 
-    def _quantized(self, layout) -> tuple[int, list[Step]]:
-        """The address of x's records; adds the step that makes them if there is none."""
+    def _quantized(self, layout) -> tuple[torch.Tensor, list[Step]]:
+        """x's records; adds the step that makes them if there is none."""
         (_, digits, _), columns, steps = layout, self.x.shape[1], []
         if layout not in self._made:
-            self._made[layout] = records = torch.empty(-(-columns // SUPERBLOCK), record_bytes(digits), dtype=torch.uint8)
+            self._made[layout] = records = torch.empty(
+                -(-columns // SUPERBLOCK), record_bytes(digits), dtype=torch.uint8, device="cpu"
+            )
             parts = dict(zip(("order", "digits", "group"), layout, strict=True)) | dict(sums=16, in_units=0)
-            arguments = dict(x=self.x.data_ptr(), columns=columns, tokens=1, records=records.data_ptr()) | parts
+            arguments = dict(x=self.x, columns=columns, tokens=1, records=records) | parts
             steps = [(quantizing(), arguments, 1)]
-        return self._made[layout].data_ptr(), steps
+        return self._made[layout], steps
 
 
 class Product:
@@ -110,10 +111,10 @@ class Product:
     def __init__(self, blocks: np.ndarray, qtype: str, activations: str = "float32"):
         format = FORMATS[qtype]
         with torch.inference_mode(False):
-            self._x = torch.empty(1, blocks.shape[1] // format.block_bytes * format.block_elements)
-            self._y, self._held = torch.empty(1, len(blocks)), Activations(self._x)
+            columns = blocks.shape[1] // format.block_bytes * format.block_elements
+            self._x, self._y = (torch.empty(1, n, dtype=torch.float32, device="cpu") for n in (columns, len(blocks)))
         self._program, self._one = threads.Program(), threading.Lock()
-        for step in self._held.product(blocks, qtype, self._y, activations):
+        for step in Activations(self._x).product(blocks, qtype, self._y, activations):
             self._program.add(*step)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

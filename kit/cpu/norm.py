@@ -12,7 +12,7 @@ from kit.cpu import threads
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, inner
-from kit.cpu.tasks import Static, Step, function, task
+from kit.cpu.tasks import Static, Step, address_of, function, task
 
 f32, f64, u32 = types.float32, types.float64, types.uint32
 SMALL_NORM = 2**15  # numbers up to which one thread is done before others have begun
@@ -30,14 +30,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 
     if x.numel() > SMALL_NORM:
         threads.run(row, arguments, count)
     else:
-        _few()(count, *arguments.values())
+        _few()(count, *map(address_of, arguments.values()))
     return y
 
 
 def step(x: torch.Tensor, y: torch.Tensor, eps: float, weight: torch.Tensor, bias=None, offset: float = 0.0) -> Step:
     """The norm of x (..., n) into y: RMSNorm, or LayerNorm if there is a bias (n,)."""
-    n, last = x.shape[-1], {} if bias is None else {"bias": bias.data_ptr()}
-    arguments = dict(x=x.data_ptr(), weight=weight.data_ptr(), y=y.data_ptr(), n=n)
+    n, last = x.shape[-1], {} if bias is None else {"bias": bias}
+    arguments = dict(x=x, weight=weight, y=y, n=n)
     arguments |= constants(eps, offset, weight.numel() // n)
     return rows("rms" if bias is None else "layer"), arguments | last, x.numel() // n
 

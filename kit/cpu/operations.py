@@ -1,6 +1,6 @@
 """The operations of a forward pass by name: each is described once, as a step, and either run at once or recorded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ import torch
 
 from kit.cpu import attention, choice, convolution, dequantize, elementwise, history, norm, recurrent, routing, threads
 from kit.cpu.shapes import Choice
-from kit.cpu.tasks import Step
+from kit.cpu.tasks import Step, address_of
 
 _TABLE = 512  # positions in the table of cosines and sines
 
@@ -49,7 +49,7 @@ def run(name: str, *operands, alone: bool = False, **constants) -> bool:
 class Recording(threads.Program):
     """A program of operations on one token of a sequence of up to ``context`` positions.
 
-    It has the addresses of its operands. ``move_to`` sets what depends on the position of the token.
+    It holds its operands. ``move_to`` sets what depends on the position of the token.
     """
 
     def __init__(self, context: int):
@@ -80,37 +80,37 @@ class Recording(threads.Program):
         """Choose positions for ``gather``, as kit.cpu.choice.choose; q: (1, heads, size), weights: (1, heads) or None."""
         own = self._choices.get(by)
         if own is None:
-            scores = torch.empty(1, choice.scores_row(self._context, by))
-            own = self._choices[by] = _OfChoice(scores, torch.empty(1, by.room, dtype=torch.int32), {}, [], [], [])
+            scores = torch.empty(1, choice.scores_row(self._context, by), dtype=torch.float32, device="cpu")
+            own = self._choices[by] = _OfChoice(scores, torch.empty(1, by.room, dtype=torch.int32, device="cpu"), {}, [], [], [])
         own.scored.append(self.add(*choice.scores_step(q, keys, own.scores, by, 1, weights)))
         own.best.append(self.add(*choice.best_step(own.scores, own.chosen, 1, by, 1)))
 
     def gather(self, histories, kv_heads: int, dim: int, by: Choice) -> list[history.History]:
         """The chosen positions of keys and values side by side, for ``attend`` with the choice in place of a window."""
         own, sides = self._choices[by], []
-        for place, side in enumerate(histories[: 1 if histories[0] == histories[1] else 2]):
+        for place, side in enumerate(histories[: 1 if histories[0].memory is histories[1].memory else 2]):
             key = side.kind, kv_heads, dim, place
             if key not in own.rooms:
                 own.rooms[key] = choice.room_for(side, kv_heads, by.room, dim)
             room = own.rooms[key]
-            sides.append(history.History(side.kind, room.data_ptr(), *choice.strides(room)))
+            sides.append(history.History(side.kind, room, *choice.strides(room)))
             own.gathers.append((self.add(*choice.gather_step(side, sides[-1], kv_heads, own.chosen, 1)), kv_heads))
         return [sides[0], sides[-1]]
 
     def attend(self, q, keys, values, kv_heads: int, out, scale: float, window: int | Choice, cap: float, sinks) -> None:
         """Attention, as kit.cpu.attention.attend; q and out are (1, heads, head_dim)."""
-        none = torch.empty(0, dtype=torch.uint8)  # until ``move_to`` knows how much all need
+        none = torch.empty(0, dtype=torch.uint8, device="cpu")  # until ``move_to`` knows how much all need
         seen = attention.span(0, 1)  # a chunk
         chunk, (join, last, heads) = attention.attend_steps(q, keys, values, kv_heads, out, none, seen, scale, cap, sinks)
         self._attentions.setdefault(window, []).append((self.add(*chunk), chunk[2], self.add(join, last, -heads)))
         self._part_bytes = max(self._part_bytes, attention.parts_bytes(*q.shape[1:], self._context))
 
-    def route(self, scores: torch.Tensor, *operands, **constants) -> int:
-        """The choice of experts, kit.cpu.routing.step without its ``scratch``."""
-        chosen, shares, *rest = operands
-        scratch = torch.empty(routing.scratch_floats(scores.shape[1]))
-        self._held.append(scratch)
-        return self.do("route", scores, chosen, shares, scratch, *rest, **constants)
+    def chosen(self, step: int, sets: Sequence[tuple[int, str, int, np.ndarray | torch.Tensor | None, int]]) -> None:
+        """What a step of ``route`` sets by its choice, when no step is added any more: (step, argument, place among the chosen,
+        memory and bytes of expert 0; or None and 0 bytes for the share)."""
+        words = [(self.address(at, name), place, address_of(memory), size) for at, name, place, memory, size in sets]
+        self.set([step], words=np.array(words, np.int64), count=len(words))
+        self._held[step, "chosen"] = sets
 
     def place(self, part: torch.Tensor, target: torch.Tensor) -> None:
         """Copy part (heads, n), whose rows are contiguous, to the first n numbers of the rows of target (heads, any)."""
@@ -119,16 +119,16 @@ class Recording(threads.Program):
     def move_to(self, position: int) -> None:
         """The next run is of the token at ``position``, from 0."""
         if self._parts is None:
-            self._parts = torch.empty(self._part_bytes, dtype=torch.uint8)
+            self._parts = torch.empty(self._part_bytes, dtype=torch.uint8, device="cpu")
             for steps_of in self._attentions.values():
                 for chunks, _, join in steps_of:
-                    self.set([chunks], parts=self._parts.data_ptr())
-                    self.set([join], parts=self._parts.data_ptr())
+                    self.set([chunks], parts=self._parts)
+                    self.set([join], parts=self._parts)
         new, self._position = position // _TABLE != self._position // _TABLE, position
         for rope, steps in self._turns.items():
             if new:
                 self._tables[rope] = rope.table(position // _TABLE * _TABLE, _TABLE)
-            self.set(steps, table=self._tables[rope][position % _TABLE].data_ptr())
+            self.set(steps, table=self._tables[rope][position % _TABLE])
         if self._appends:  # no layer attends in a model, or a part of one, whose layers all have a fixed state
             self.set(self._appends, position=position)
         for by, own in self._choices.items():

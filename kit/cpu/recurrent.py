@@ -37,7 +37,7 @@ def delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads: int, eps: fl
 
         M *= exp(a softplus(alpha + dt));  M += k (sigmoid(beta) (v - k^T M))^T;  y = RMSNorm(q^T M) * weight * silu(z)
     """
-    out = torch.empty(z.shape)
+    out = torch.empty(z.shape, dtype=torch.float32, device="cpu")
     threads.run(*delta_net_step(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps, out))
     return out
 
@@ -48,9 +48,9 @@ def delta_net_step(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps, ou
     if size > LARGEST:
         raise KitError(f"a delta net with heads of {size} elements is not supported: the kernel takes at most {LARGEST}")
     arguments = dict(
-        qkv=qkv.data_ptr(), alpha=alpha.data_ptr(), beta=beta.data_ptr(), gates_bytes=4 * alpha.stride(0),
-        group=alpha.shape[2] if alpha.dim() == 3 else 0, a=a.data_ptr(), dt=dt.data_ptr(), state=state.data_ptr(),
-        z=z.data_ptr(), weight=weight.data_ptr(), out=out.data_ptr(), tokens=tokens, size=size, key_heads=key_heads,
+        qkv=qkv, alpha=alpha, beta=beta, gates_bytes=4 * alpha.stride(0),
+        group=alpha.shape[2] if alpha.dim() == 3 else 0, a=a, dt=dt, state=state,
+        z=z, weight=weight, out=out, tokens=tokens, size=size, key_heads=key_heads,
         heads=heads, eps=float64_bits(eps),
     )  # fmt: skip
     return _delta_net(), arguments, heads
@@ -65,7 +65,7 @@ def mamba2(xbc, dt, a, dt_bias, d, state, z, groups: int) -> torch.Tensor:
 
         M = exp(a s) M + B (s x)^T;  y = (C^T M + d x) * silu(z)
     """
-    out = torch.empty(z.shape)
+    out = torch.empty(z.shape, dtype=torch.float32, device="cpu")
     threads.run(*mamba2_step(xbc, dt, a, dt_bias, d, state, z, groups, out))
     return out
 
@@ -74,8 +74,8 @@ def mamba2_step(xbc, dt, a, dt_bias, d, state, z, groups, out) -> Step:
     """``mamba2`` as a step; ``out`` (tokens, heads, size)."""
     tokens, heads, size = out.shape
     arguments = dict(
-        xbc=xbc.data_ptr(), dt=dt.data_ptr(), dt_bytes=4 * dt.stride(0), a=a.data_ptr(), dt_bias=dt_bias.data_ptr(),
-        d=d.data_ptr(), state=state.data_ptr(), z=z.data_ptr(), z_bytes=4 * z.stride(0), out=out.data_ptr(),
+        xbc=xbc, dt=dt, dt_bytes=4 * dt.stride(0), a=a, dt_bias=dt_bias,
+        d=d, state=state, z=z, z_bytes=4 * z.stride(0), out=out,
         tokens=tokens, size=size, keys=state.shape[2], groups=groups, heads=heads,
     )  # fmt: skip
     return _mamba2(), arguments, heads

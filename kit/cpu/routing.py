@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import torch
 from numba import types
 
 from kit.cpu.elementwise import as_bits, exp_of_negative, sigmoid
@@ -14,37 +15,36 @@ f32, i64, u8, u32 = types.float32, types.int64, types.uint8, types.uint32
 _LEAST = np.float32(2**-14)  # by which shares are divided
 
 
-def scratch_floats(experts: int) -> int:
-    """float32 of ``scratch`` of ``choose``."""
-    return 4 * (experts + -experts % 16)
-
-
-def step(scores, chosen: np.ndarray, shares, scratch, routing, bias=None, scales=None) -> Step:
-    """``choose`` from scores (1, experts) by ``routing`` of a config, with no ``words`` yet: those are set when all steps
-    are there. chosen: (used,) int64; shares: (used,) float32; bias and scales: (experts,)."""
-    optional = {name: 0 if x is None else x.data_ptr() for name, x in (("bias", bias), ("scales", scales))}
+def step(scores: torch.Tensor, chosen, shares, routing, bias=None, scales=None) -> Step:
+    """``choose`` from scores (tokens, experts), whose rows can be read up to a multiple of 16, by ``routing`` of a config.
+    chosen: (tokens, used) int64 and shares: (tokens, used) float32, contiguous; bias and scales: (experts,). There are no
+    ``words`` yet: in a program those are set when all steps are there."""
+    tokens, experts = scores.shape
+    scratch = torch.empty(tokens, 4 * (experts + -experts % 16), dtype=torch.float32, device="cpu")
     arguments = dict(
-        scores=scores.data_ptr(), experts=scores.shape[1], used=routing.used, sigmoids=routing.sigmoid, normed=routing.normed,
-        scale=as_bits(routing.scale), groups=routing.groups, groups_used=routing.groups_used, chosen=chosen.ctypes.data,
-        shares=shares.data_ptr(), scratch=scratch.data_ptr(), words=0, count=0,
+        scores=scores, row=4 * scores.stride(0), bias=bias, scales=scales, experts=experts, used=routing.used,
+        sigmoids=routing.sigmoid, normed=routing.normed, scale=as_bits(routing.scale), groups=routing.groups,
+        groups_used=routing.groups_used, chosen=chosen, shares=shares, scratch=scratch, words=None, count=0,
     )  # fmt: skip
-    return choose(), arguments | optional, 1
+    return choose(), arguments, tokens
 
 
 @task
 def choose():
-    """The only task of kit.model.cpu_ops.best_experts for one token.
+    """The task of a token, in a prompt and in a recorded pass: the best experts by scores, as kit.model.cpu_ops.best_experts.
 
-    scores: float32, readable up to a multiple of 16; bias, and scales of the shares: addresses of float32, or 0; chosen
-    (``used``, int64, rising) and shares (float32) are written. words: ``count`` rows of int64, (address of an argument, place,
-    base, bytes): the argument becomes base + bytes * chosen[place], or for no bytes the bits of shares[place].
+    Among equals the lowest number comes first, of experts and of groups. scores: float32, ``row`` bytes from a token to the
+    next, readable up to a multiple of 16; bias, and scales of the shares: float32, or 0; chosen (``used``, int64, rising) and
+    shares (float32) are written. words: ``count`` rows of int64, (address of an argument, place, base, bytes): the argument
+    becomes base + bytes * chosen[place], or for no bytes the bits of shares[place].
     """
     return _choose
 
 
 def _choose(
-    task,
+    token,
     scores,
+    row,
     bias,
     scales,
     experts,
@@ -61,6 +61,10 @@ def _choose(
     count,
 ):
     width = 4 * (experts + -experts % 16)
+    scores += row * token
+    chosen += 8 * used * token
+    shares += 4 * used * token
+    scratch += 4 * width * token
     share, rank, taken, best = scratch, scratch + width, scratch + 2 * width, scratch + 3 * width
     _shares(scores, experts, sigmoids, share)
     for n in range(experts):
@@ -118,7 +122,7 @@ def _leave_out(rank, size, groups, groups_used, taken, best):
     for _ in range(groups - groups_used):
         worst = 0
         for group in range(groups):
-            if load(f32, best + 4 * group) < load(f32, best + 4 * worst):
+            if load(f32, best + 4 * group) <= load(f32, best + 4 * worst):
                 worst = group
         store(best + 4 * worst, f32(math.inf))
         for n in range(worst * size, (worst + 1) * size):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
+import numpy as np
 import platformdirs
 
 from kit.errors import KitError
@@ -56,15 +57,28 @@ class Task(int):
         self.parameters = parameters
         return self
 
-    def in_order(self, arguments: dict[str, int]) -> list[int]:
+    def in_order(self, arguments: dict[str, Any]) -> list:
         """Arguments by name, in the order of the parameters; TypeError unless each is given."""
         if arguments.keys() != set(self.parameters):
             raise TypeError(f"a task of {', '.join(self.parameters)} was given {', '.join(arguments)}")
         return [arguments[name] for name in self.parameters]
 
 
-# What kit.cpu.threads runs: a task, its arguments (integers by name, or up to WORDS in order), and the number of tasks.
-Step = tuple[Task, dict[str, int] | Sequence[int], int]
+# An argument of a task: an integer; or memory, whose address the task gets, and None for address 0. Memory is named itself,
+# and ``address_of`` is the only place that takes its address: whoever keeps a step keeps what its addresses point to.
+Argument = Any  # int | np.ndarray | torch.Tensor | None
+
+Arguments = dict[str, Argument] | Sequence[Argument]  # by name, or up to WORDS in order
+Step = tuple[Task, Arguments, int]  # what kit.cpu.threads runs: a task, its arguments and the number of tasks
+
+
+def address_of(argument: Argument) -> int:
+    """What a task gets for an argument."""
+    if isinstance(argument, int):
+        return argument
+    if hasattr(argument, "data_ptr"):
+        return argument.data_ptr()
+    return 0 if argument is None else argument.ctypes.data if isinstance(argument, np.ndarray) else int(argument)
 
 
 def task(build: Callable) -> Callable[..., Task]:

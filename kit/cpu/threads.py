@@ -17,11 +17,27 @@ from queue import SimpleQueue
 import numpy as np
 
 from kit import system
-from kit.cpu.tasks import ARGUMENTS, AWAKE, DONE_AT, FUNCTION, LINE, RUNS, TASKS, WORDS, Static, Task, function, task
+from kit.cpu.tasks import (
+    ARGUMENTS,
+    AWAKE,
+    DONE_AT,
+    FUNCTION,
+    LINE,
+    RUNS,
+    TASKS,
+    WORDS,
+    Argument,
+    Arguments,
+    Static,
+    Step,
+    Task,
+    address_of,
+    function,
+    task,
+)
 from kit.errors import KitError
 from kit.system import usable_cores
 
-Arguments = dict[str, int] | Sequence[int]
 MOST = 1024  # threads: more than any machine that this was made for has cores
 _PATIENCE = 2**14  # looks at the work queue before a thread goes to sleep: about 0.3 ms
 
@@ -37,14 +53,15 @@ def _of_queue(name: Static):
 class Program:
     """Steps that the threads do one after another without returning to Python. Each step sees what the steps before it wrote.
 
-    ``add`` appends a step; ``set`` changes arguments, and ``steps[i, TASKS]`` the number of tasks, between runs.
+    ``add`` appends a step; ``set`` changes arguments, and ``steps[i, TASKS]`` the number of tasks, between runs. Memory that is
+    an argument lives as long as the program, or until ``set`` puts another in its place.
     """
 
     TASKS = TASKS
 
     def __init__(self):
         self.steps, self._tasks = np.zeros((0, ARGUMENTS + WORDS), np.int64), []
-        self._held = []  # steps within steps
+        self._held: dict[tuple, object] = {}  # (steps, argument or None for all) -> what their addresses point to
 
     def add(self, task: Task, arguments: Arguments, tasks: int = 1) -> int:
         """Append a step: call ``task`` (of kit.cpu.tasks) with each number below ``tasks``. Returns the step's index.
@@ -53,19 +70,23 @@ class Program:
         """
         self.steps = np.concatenate([self.steps, _rows([(task, arguments, tasks)])])
         self._tasks.append(task)
+        self._held[len(self.steps) - 1, None] = arguments
         return len(self.steps) - 1
 
-    def add_together(self, steps: Sequence[tuple[Task, Arguments, int]]) -> int:
+    def add_together(self, steps: Sequence[Step]) -> int:
         """Append one step that does several steps with one number of tasks each, none of which needs another's result. Returns
         its index."""
         rows, tasks = _rows(steps), steps[0][2]
-        self._held.append(rows)
-        return self.add(_of_queue("one_of"), dict(steps=rows.ctypes.data, tasks=tasks), len(steps) * tasks)
+        step = self.add(_of_queue("one_of"), dict(steps=rows, tasks=tasks), len(steps) * tasks)
+        self._held[step, "steps"] = steps
+        return step
 
-    def set(self, steps: Sequence[int], **arguments: int) -> None:
+    def set(self, steps: Sequence[int], **arguments: Argument) -> None:
         """Set these arguments in some steps of one task, for all later runs."""
-        for name, number in arguments.items():
-            self.steps[steps, ARGUMENTS + self._tasks[steps[0]].parameters.index(name)] = number
+        for name, argument in arguments.items():
+            self.steps[steps, ARGUMENTS + self._tasks[steps[0]].parameters.index(name)] = address_of(argument)
+            if not isinstance(argument, int):
+                self._held[tuple(steps), name] = argument
 
     def address(self, step: int, argument: str) -> int:
         """The address of a step's argument, for a task that sets it; valid until another step is added."""
@@ -75,7 +96,7 @@ class Program:
     def run(self) -> None:
         """Call ``task`` with each number from 0 to ``tasks`` - 1 and the arguments, on all threads; return when all are done.
 
-        arguments: integers by name, or up to WORDS in order. If another thread is inside ``run``, the calling thread does all
+        arguments: by name, or up to WORDS in order. If another thread is inside ``run``, the calling thread does all
         the work itself. There are as many threads as the process has cores, or KIT_THREADS.
         """
         self.begin()
@@ -117,13 +138,13 @@ class Program:
 def run(task: Task, arguments: Arguments, tasks: int) -> None:
     """Call ``task`` with the numbers 0 to ``tasks`` and the arguments, on all threads; return when all are done.
 
-    arguments: integers by name, or up to WORDS in order. While another thread is inside ``run``,
+    arguments: by name, or up to WORDS in order. While another thread is inside ``run``,
     the work is done on the caller's thread alone. There are as many threads as the process has cores, or KIT_THREADS.
     """
     run_all([(task, arguments, tasks)])
 
 
-def run_all(steps: Sequence[tuple[Task, Arguments, int]]) -> None:
+def run_all(steps: Sequence[Step]) -> None:
     """``run`` for several steps, one after another."""
     _pool().run(_rows(steps))
 
@@ -133,7 +154,8 @@ def _rows(steps):
     rows = np.zeros((len(steps), ARGUMENTS + WORDS), np.int64)
     for row, (each, arguments, tasks) in zip(rows, steps, strict=True):
         row[FUNCTION], row[TASKS] = each, tasks
-        row[ARGUMENTS : ARGUMENTS + len(arguments)] = each.in_order(arguments) if isinstance(arguments, dict) else arguments
+        arguments = each.in_order(arguments) if isinstance(arguments, dict) else arguments
+        row[ARGUMENTS : ARGUMENTS + len(arguments)] = [address_of(argument) for argument in arguments]
     return rows
 
 

@@ -1,5 +1,6 @@
 """The triton backend: dequantizes on the GPU, or on the CPU with TRITON_INTERPRET=1 set before Python starts."""
 
+import numpy as np
 import torch
 import triton
 
@@ -17,8 +18,8 @@ require("backend 'triton'", "backend 'cpu'", QuantError)
 
 def run(blocks, format: Format, out) -> None:
     """Dequantize C-contiguous ``blocks`` (numpy array or tensor of uint8) into ``out`` on DEVICE."""
-    out = torch.as_tensor(out)
-    blocks = torch.as_tensor(blocks).to(out.device)
+    out, blocks = (torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in (out, blocks))
+    blocks = blocks.to(out.device)
     if blocks.data_ptr() % 16:
         blocks = blocks.clone()  # wide loads need an alignment that a slice may lack
     if format.name in STORED_FLOATS:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 from kit.gguf.metadata import MetadataArray
 from kit.gguf.names import layer_of
@@ -14,7 +15,7 @@ def cut(file: GGUFFile, layers: Sequence[int]) -> GGUFFile:
     whole = file.metadata.get(f"{file.architecture}.block_count", 0)
     of, count = parts_of(file, whole - file.metadata.get(f"{file.architecture}.nextn_predict_layers", 0))
     numbers, part = {layer: number for number, layer in enumerate(layers)}, copy.copy(file)
-    part.tensors, part._views = {}, {}
+    part.tensors, part._views, part._swapped = {}, {}, WeakValueDictionary()
     for name, info in file.tensors.items():
         if (layer := layer_of(name)) >= 0:
             if layer not in numbers:

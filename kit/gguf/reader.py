@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -89,13 +90,14 @@ class GGUFFile(Shown):
         first, self.pages = parts[0], pages
         self.path, self.paths, self.sizes = paths[0], paths, [len(part.file.data) for part in parts]
         self.version, self.alignment, self.metadata = first.version, first.alignment, first.metadata
-        self.byteorder = "little" if first.order == "<" else "big"
+        self.byteorder = "big" if any(part.order == ">" for part in parts) else "little"
         self.tensors: dict[str, TensorInfo] = {info.name: info for part in parts for info in part.tensors}
         self.original_shapes = checks.original_shapes(self.path, self.metadata, self.tensors)
         self._orders = [part.order for part in parts]
         self._files: list[MappedFile] | None = [part.file for part in parts]
         self.reading_again: large_pages.ReadingAgain | None = None
         self._views: dict[str, np.ndarray] = {}  # results of ``blocks``, which is called at every use of a weight
+        self._swapped = WeakValueDictionary()  # name -> the copy of a big-endian tensor, as long as somebody holds it
 
     @property
     def architecture(self) -> str:
@@ -127,7 +129,8 @@ class GGUFFile(Shown):
     def blocks(self, name: str) -> np.ndarray:
         """The blocks of a tensor in little-endian order, uint8 (*leading dimensions, bytes of a row).
 
-        A view of the map for a little-endian file, a swapped copy for a big-endian one. Raises GGUFError.
+        A view of the map for a little-endian file; for a big-endian one a swapped copy, which lives as long as an array over
+        it, and is made again after that: who takes its address holds the array. Raises GGUFError.
         """
         if name in self._views:
             self._files[self.tensors[name].part].check(name)
@@ -135,7 +138,9 @@ class GGUFFile(Shown):
         data, info = self.raw(name), self._info(name)
         shape = *info.shape[:-1], FORMATS[info.qtype].nbytes(info.shape[-1] if info.shape else 1)
         if self._orders[info.part] == ">":
-            return data.view(FORMATS[info.qtype].layout).byteswap().view(np.uint8).reshape(shape)
+            if (copy := self._swapped.get(name)) is None:
+                self._swapped[name] = copy = data.view(FORMATS[info.qtype].layout).byteswap()
+            return copy.view(np.uint8).reshape(shape)
         return self._views.setdefault(name, data.reshape(shape))
 
     @contextmanager

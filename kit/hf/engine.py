@@ -79,7 +79,7 @@ def _same_rope(model, own, layer) -> bool:
     per_layer = f"{kinds[layer]}_" if kinds and "inv_freq" not in model.model.rotary_emb._buffers else ""
     theirs = model.model.rotary_emb.get_buffer(f"{per_layer}inv_freq")
     scale, rope = buffers.get(f"{per_layer}attention_scaling", 1.0), own.config.layers[layer].mixer.rope
-    ours = own.ropes[rope].cos_sin(1, 1).flatten() if rope else torch.empty(0)
+    ours = own.ropes[rope].cos_sin(1, 1).flatten() if rope else torch.empty(0, dtype=torch.float32, device="cpu")
     return ours.shape == theirs.shape and torch.allclose(ours, torch.polar(torch.full_like(theirs, scale), theirs), 1e-4, 1e-7)
 
 
@@ -199,7 +199,10 @@ class Forward:
         if positions is None and any(pads):
             return "there is padding without position_ids, which counts as tokens"
         if positions is not None:
-            expected = torch.arange(past, columns) - torch.tensor(pads)[:, None]
+            expected = (
+                torch.arange(past, columns, dtype=torch.int64, device="cpu")
+                - torch.tensor(pads, dtype=torch.int64, device="cpu")[:, None]
+            )
             if positions.ndim != 2 or not ((positions == expected) | (expected < 0)).all():
                 return "the positions do not count the tokens"
         return ""
@@ -245,7 +248,9 @@ class Forward:
             return by_row if whole else [rows[[n - min(kept) for n in kept]] for rows, kept in zip(by_row, wanted, strict=True)]
         starts = itertools.accumulate(map(len, tokens), initial=0)
         index = [start + number for start, kept in zip(starts, wanted) for number in kept]  # noqa: B905
-        return own.batch(tokens, caches, torch.tensor(index)).split([len(kept) for kept in wanted])
+        return own.batch(tokens, caches, torch.tensor(index, dtype=torch.int64, device="cpu")).split(
+            [len(kept) for kept in wanted]
+        )
 
 
 def _pads(mask) -> list[int]:

@@ -59,7 +59,7 @@ class Held(DynamicCache):
         for layer, kinds in enumerate(model.config.layers):
             held = [row.read(layer) for row in rows]
             columns = pads[0] + held[0][0].shape[1]
-            whole = [torch.zeros(len(rows), len(part), columns, part.shape[2]) for part in held[0]]
+            whole = [part.new_zeros(len(rows), len(part), columns, part.shape[2]) for part in held[0]]
             for row, (pad, parts) in enumerate(zip(pads, held, strict=True)):
                 for tensor, part in zip(whole, parts, strict=True):
                     tensor[row, :, pad:] = part
@@ -100,7 +100,7 @@ class Held(DynamicCache):
     batch_select_indices = reorder_cache
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self.reorder_cache(torch.arange(len(self.rows)).repeat_interleave(repeats))
+        self.reorder_cache(torch.arange(len(self.rows), dtype=torch.int64, device="cpu").repeat_interleave(repeats))
 
     def _copy(self, number, free=()):
         copy = free.pop() if free else self.model.new_cache()

@@ -198,7 +198,7 @@ def _weight(model, table, target, names, source):
         value = StoredWeight(source, parts[0], place.dtype, transposed=parts[1])
     else:
         arrays = {name: source.weights.load(name).float().numpy() for name in names}
-        value = torch.tensor(table.convert(arrays)[target], dtype=place.dtype)
+        value = torch.tensor(table.convert(arrays)[target], dtype=place.dtype, device="cpu")
     if value.shape != place.shape:
         where = f"{source.weights.file.path}: {' + '.join(names)}"
         raise ModelError(f"{where} has shape {tuple(value.shape)}, but {target!r} of the model has {tuple(place.shape)}")

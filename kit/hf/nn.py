@@ -99,7 +99,7 @@ def replace_norms(model: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def _same(module, ours):
-    x = torch.randn(3, len(ours.weight), generator=torch.Generator().manual_seed(0))
+    x = torch.randn(3, len(ours.weight), generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
     try:
         expected = module(x)
     except Exception:  # a module that is not called with one tensor; it is kept

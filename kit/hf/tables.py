@@ -98,7 +98,7 @@ class Converters:
             if converter is None:
                 made[renamed] = array
             else:
-                rows.setdefault(renamed, (converter, defaultdict(list)))[1][pattern].append(torch.as_tensor(array))
+                rows.setdefault(renamed, (converter, defaultdict(list)))[1][pattern].append(torch.from_numpy(array))
         for renamed, (converter, tensors) in rows.items():
             for operation in converter.operations:
                 tensors = operation.convert(

@@ -45,7 +45,7 @@ def generate(
     if on_text and tokenizer is not None:
         options["streamer"] = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         options["streamer"].on_finalized_text = lambda text, stream_end=False: on_text(text) if text else None
-    ids = torch.tensor([answer.prompt])
+    ids = torch.tensor([answer.prompt], dtype=torch.int64, device="cpu")
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, **options)[0].tolist()
     answer.tokens = out[1:] if model.config.is_encoder_decoder else out[len(answer.prompt) :]
     frame = trace.frame()

@@ -37,7 +37,7 @@ def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,
     for qtype in tqdm(qtypes, "compare", disable=None if progress else True):
         data = random_blocks(qtype, _BLOCKS) if blocks is None else blocks[qtype]
         truth = dequantize(data, qtype, backend="reference")
-        x = torch.randn(_PROMPT, truth.shape[-1], generator=torch.Generator().manual_seed(0))
+        x = torch.randn(_PROMPT, truth.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
         for backend, tier in itertools.product(backends, tiers):
             fused = backend == "fused"
             for dtype in ACTIVATIONS if fused else dtypes:

@@ -78,7 +78,7 @@ def _over_arrays(kernel):
     """An attention function from a kernel that fills a numpy array."""
 
     def attention(q, k, v, scale, window=0, cap=0.0, sinks=None):
-        out = torch.empty(q.shape, dtype=torch.float32)
+        out = torch.empty(q.shape, dtype=torch.float32, device="cpu")
         sinks = np.full(len(q), -np.inf, np.float32) if sinks is None else sinks.float().numpy()
         kernel(q.numpy(), k.numpy(), v.numpy(), scale, window, cap, sinks, out.numpy())
         return out
@@ -86,10 +86,10 @@ def _over_arrays(kernel):
     return attention
 
 
-def hidden(first_query: int, queries: int, first_key: int, keys: int, window: int, device=None) -> torch.Tensor:
+def hidden(first_query: int, queries: int, first_key: int, keys: int, window: int, device="cpu") -> torch.Tensor:
     """(queries, keys): True at keys that a query must not attend to, those after it or outside its window."""
-    query = torch.arange(first_query, first_query + queries, device=device)[:, None]
-    key = torch.arange(first_key, first_key + keys, device=device)
+    query = torch.arange(first_query, first_query + queries, dtype=torch.int64, device=device)[:, None]
+    key = torch.arange(first_key, first_key + keys, dtype=torch.int64, device=device)
     return (key > query) | (key <= query - window) if window else key > query
 
 
@@ -148,11 +148,11 @@ def chunked(q, k, v, scale, window=0, cap=0.0, sinks=None):
     """Online softmax over blocks of keys (Milakov & Gimelshein 2018); its memory is independent of the context."""
     out = q.new_empty(q.shape)
     for rows, query, first, stop, result in _query_blocks(q, k, scale, window, out):
-        largest = torch.full((*rows.shape[:3], 1), -math.inf, device=q.device)
+        largest = rows.new_full((*rows.shape[:3], 1), -math.inf)
         total = torch.zeros_like(largest)
         if sinks is not None:
             largest, total = largest.copy_(sinks.view(*rows.shape[:2], 1, 1)), total + 1
-        value = torch.zeros(rows.shape, device=q.device)
+        value = torch.zeros_like(rows)
         for key in range(first, stop, KEY_BLOCK):
             end = min(key + KEY_BLOCK, stop)
             scores = _capped(rows.flatten(1, 2) @ k[:, key:end].mT, cap).unflatten(1, rows.shape[1:3])

@@ -21,7 +21,7 @@ class CpuOps(Ops):
 
     def __init__(self, model, tokens, cache):
         super().__init__(model)
-        self.tokens, self.cache = torch.as_tensor(tokens, dtype=torch.int64), cache
+        self.tokens, self.cache = torch.as_tensor(tokens, dtype=torch.int64, device="cpu"), cache
         self._linear, self._attention, self.chosen = model.linear, model.attention, None
         self._cos_sin, self._tables = (
             {key: getattr(rope, name)(cache.length, len(tokens)) for key, rope in model.ropes.items()}
@@ -32,11 +32,10 @@ class CpuOps(Ops):
         layer = layer_of(tensor) if tensor else layer
         self.trace.add(what, start, time.perf_counter_ns(), tensor, layer, nbytes=nbytes, outcome=outcome)
 
-    new = staticmethod(torch.empty)
-    do = staticmethod(run)
+    def new(self, *shape):
+        return torch.empty(shape, dtype=torch.float32, device="cpu")
 
-    def hold(self, value):
-        return value
+    do = staticmethod(run)
 
     def state(self, layer):
         return self.cache.states[layer]
@@ -60,7 +59,7 @@ class CpuOps(Ops):
     def normed(self, x, weight, bias):
         if self.config.family.layer_norm:
             return F.layer_norm(x, x.shape[-1:], weight, bias, self.config.norm_eps)
-        weight = torch.ones(x.shape[-1]) if weight is None else weight
+        weight = x.new_ones(x.shape[-1]) if weight is None else weight
         return rms_norm(x.contiguous(), weight, self.config.norm_eps)
 
     def product(self, name, input):
@@ -173,7 +172,12 @@ class CpuOps(Ops):
         """(share, expert) of each token's best experts by the router ``name``, (tokens, experts in use) each."""
         routing = self.config.layers[layer_of(name)].feed_forward.routing
         bias = self.vector(name.replace("ffn_gate_inp.weight", routing.bias))
-        return best_experts(self.linear(name, x), routing, bias)
+        scores = self.linear(name, x)
+        if not scores.is_cpu:
+            return best_experts(scores, routing, bias)
+        share, chosen = (scores.new_empty(len(scores), routing.used, dtype=dtype) for dtype in (torch.float32, torch.int64))
+        self.do("route", F.pad(scores, (0, -scores.shape[1] % 16))[:, : scores.shape[1]], chosen, share, routing, bias)
+        return share, chosen
 
 
 class RowsOps(CpuOps):
@@ -218,16 +222,22 @@ UNGATED = {"gelu": lambda x: F.gelu(x, approximate="tanh"), "squared_relu": lamb
 
 def best_experts(scores, routing, bias=None):
     """(share, expert) of the best experts by scores (tokens, experts), (tokens, used) each. ``bias`` (experts,) counts for the
-    choice alone; a group is as good as its two best experts together (DeepSeek-AI 2024, V3)."""
+    choice alone; a group is as good as its two best experts together (DeepSeek-AI 2024, V3). Among equals the lowest number
+    comes first, of experts and of groups. On the CPU kit.cpu.routing does this, in a prompt and in a recorded pass."""
     share = scores.sigmoid() if routing.sigmoid else scores.softmax(-1)
     rank = share if bias is None else share + bias
     if routing.groups > 1:
         groups = rank.unflatten(-1, (routing.groups, -1))
-        best = groups.topk(2).values.sum(-1).topk(routing.groups_used).indices
+        best = _first(groups.topk(2).values.sum(-1), routing.groups_used)
         left_out = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter_(-1, best, False)
         rank = groups.masked_fill(left_out[..., None], -torch.inf).flatten(-2)
-    chosen = rank.topk(routing.used).indices
+    chosen = _first(rank, routing.used)
     share = share.gather(-1, chosen)
     if routing.normed:
         share = share / share.sum(-1, keepdim=True).clamp_min(2**-14)
     return share * routing.scale, chosen
+
+
+def _first(scores, count):
+    """The indices of the largest; ``topk`` takes any of equals."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]

@@ -85,7 +85,7 @@ class Ops(ABC):
         states has the last inputs."""
         start, state = self.begin(), self.state(layer)[state]
         name, out = f"blk.{layer}.{taps}", self.new(*x.shape)
-        weights, bias = self.hold(self.vector(f"{name}.weight").T.contiguous()), self.vector(f"{name}.bias")
+        weights, bias = self.vector(f"{name}.weight").T.contiguous(), self.vector(f"{name}.bias")
         self.do("convolution", x, weights, state, out, bias, before, after, silu)
         self.end("convolution", start, f"{name}.weight", nbytes=2 * state.nbytes)
         return out
@@ -129,10 +129,6 @@ class Ops(ABC):
     @abstractmethod
     def new(self, *shape: int) -> torch.Tensor:
         """Float32 for results."""
-
-    @abstractmethod
-    def hold(self, value):
-        """The value itself, which a step has the address of."""
 
     @abstractmethod
     def do(self, name: str, *operands, **constants) -> None:

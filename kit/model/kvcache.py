@@ -161,7 +161,7 @@ class FixedState:
 
     def __init__(self, **shapes: tuple[int, ...]):
         with torch.inference_mode(False):  # a cache outlives the mode in which it is made
-            self.parts = {name: torch.zeros(shape) for name, shape in shapes.items()}
+            self.parts = {name: torch.zeros(shape, dtype=torch.float32, device="cpu") for name, shape in shapes.items()}
         self.fixed_bytes = sum(part.nbytes for part in self.parts.values())
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -53,7 +53,7 @@ def _in_loops(kernel):
 
     def apply(weights, name, x):
         weight = weights[name].float()
-        out = torch.zeros(x.shape[0], weight.shape[0])
+        out = x.new_zeros(x.shape[0], weight.shape[0])
         kernel(weight.numpy(), x.numpy(), out.numpy())
         return out
 
@@ -97,7 +97,7 @@ _PIECE = 2**21  # weights in floating point at a time
 def by_rows(matrix, numbers: Callable, x: torch.Tensor) -> torch.Tensor:
     """x (tokens, in) float32 -> (tokens, out) by torch products with ``numbers(some rows)``, float32, so that never the whole
     matrix (out, ...) is in memory as floats."""
-    y, rows = torch.empty(len(x), len(matrix)), -(-_PIECE // x.shape[1])
+    y, rows = x.new_empty(len(x), len(matrix)), -(-_PIECE // x.shape[1])
     for start in range(0, len(matrix), rows):
         torch.mm(x, numbers(matrix[start : start + rows]).T, out=y[:, start : start + rows])
     return y

@@ -31,7 +31,7 @@ def obstacle(model) -> str:
 class Plan(Ops):
     """Ops that record a model's pass over one token into a program; ``step`` runs it.
 
-    Norm weights and biases are copied; matrices are read from the mapped file. The program holds addresses of the KV cache, so
+    Norm weights and biases are copied; matrices are read from the mapped file. The program holds the memory of the KV cache, so
     a plan belongs to one cache. Products of experts are recorded with placeholder experts; the routing step writes the chosen
     addresses.
     """
@@ -39,18 +39,17 @@ class Plan(Ops):
     def __init__(self, model, cache):
         super().__init__(model)
         self._how, self._cache = model.linear.activations, cache
-        self.program, self._held = Recording(cache.context), []
+        self.program = Recording(cache.context)
         self._spans: list[tuple[Span, int, int]] = []  # whose times are a part of parts of those of a first to a last step
-        self._choices: dict[int, list] = {}  # step -> what it sets: (step, argument, place, address and bytes of expert 0)
+        self._choices: dict[int, list] = {}  # step -> what it sets: (step, argument, place, memory and bytes of expert 0)
         self._chosen = np.zeros((len(self.config.layers), self.config.experts_used), np.int64)
-        self._vectors, self._biases = {}, {}  # by name; where an expert's begins -> (place, address and bytes of expert 0)
+        self._vectors, self._biases = {}, {}  # by name; where an expert's begins -> (place, memory and bytes of expert 0)
         self._embedded: dict = {}  # step -> the blocks of which it takes a token's row
         self._mixtures, self._uses = [], []  # what kit.model.parts needs to know of each layer's experts
         self._logits = forward(self, self.config, slice(None))
         self._cache = None
         for step, set_ in self._choices.items():  # now that no step is added, and none moves
-            words = np.array([(self.program.address(at, name), *of_expert) for at, name, *of_expert in set_])
-            self.program.set([step], words=self.hold(words).ctypes.data, count=len(words))
+            self.program.chosen(step, set_)
         self._parts_of = Parts(self.program, self._mixtures, self._chosen) if self.weights.experts else None
 
     # ---- running
@@ -58,7 +57,7 @@ class Plan(Ops):
     def step(self, token: int, position: int) -> torch.Tensor:
         """Logits (1, vocabulary) after ``token``, whose keys and values are written to ``position`` of the cache."""
         for step, blocks in self._embedded.items():
-            self.program.set([step], blocks=blocks.ctypes.data + int(token) * blocks.shape[1])
+            self.program.set([step], blocks=blocks[token])
         self.program.move_to(position)
         self._parts_of.run(self.weights.experts) if self._parts_of else self.program.run()
         self._trace(position)
@@ -92,14 +91,10 @@ class Plan(Ops):
         layer = layer_of(tensor) if tensor else layer
         self._spans.append((Span(what, tensor, layer, -1, nbytes, start, len(self.program.steps) - 1, outcome), part, parts))
 
-    def hold(self, value):
-        self._held.append(value)  # the program has its address
-        return value
-
     def new(self, *shape) -> torch.Tensor:
         """Memory of that shape, and after it as much as a vector of sixteen may touch."""
         n = math.prod(shape)
-        return self.hold(torch.empty(n + -n % 16))[:n].view(shape)
+        return torch.empty(n + -n % 16, dtype=torch.float32, device="cpu")[:n].view(shape)
 
     def do(self, name, *operands, **constants):
         return self.program.do(name, *operands, **constants)
@@ -119,11 +114,11 @@ class Plan(Ops):
             self._vectors[name] = self.new(*vector.shape).copy_(vector)
         vector = self._vectors[name]
         if place:
-            self._biases[vector[int(place)].data_ptr()] = int(place), vector.data_ptr(), vector[0].nbytes
+            self._biases[vector[int(place)].data_ptr()] = int(place), vector, vector[0].nbytes
         return vector[int(place)] if place else vector
 
     def input(self, x) -> Activations:
-        return self.hold(Activations(x))
+        return Activations(x)
 
     def embed(self, name, factor):
         info, first, blocks = self.weights.info(name), self.begin(), self.weights.blocks(name)
@@ -137,7 +132,7 @@ class Plan(Ops):
     def normed(self, x, weight, bias):
         y, n, layer = self.new(*x.shape), x.shape[-1], bool(self.config.family.layer_norm)
         given = ((weight, 1.0), (bias, 0.0))[: 1 + layer]
-        vectors = (self.hold(torch.full((n,), number)) if vector is None else vector for vector, number in given)
+        vectors = (self.new(n).fill_(number) if vector is None else vector for vector, number in given)
         self.do("norm", x, y, self.config.norm_eps, *vectors, alone=True)
         return y
 
@@ -148,7 +143,7 @@ class Plan(Ops):
             last = self.program.add(*step)
         if "_exps." in name:
             stack, place = find_tensor(self.weights.file, name)
-            self._sets.append((last, "blocks", place, blocks_of(self.weights.file, stack).ctypes.data, blocks.nbytes))
+            self._sets.append((last, "blocks", place, blocks_of(self.weights.file, stack), blocks.nbytes))
             self._uses.append((last, stack, place))
         return y
 
@@ -176,7 +171,7 @@ class Plan(Ops):
             self.vector(router.replace("ffn_gate_inp.weight", name)) for name in (routing.bias, "ffn_down_exps.scale")
         )
         chosen, shares = self._chosen[layer_of(router)], self.new(routing.used)
-        self._sets = self._choices[self.program.route(scores, chosen, shares, routing, bias, scales)] = []
+        self._sets = self._choices[self.do("route", scores, chosen, shares, routing, bias, scales)] = []
         self._uses = []
         for place in range(routing.used):
             first = len(self.program.steps)
@@ -185,7 +180,7 @@ class Plan(Ops):
         self._mixtures.append(RecordedMixture(layer_of(router), products, self._uses))
 
     def mix(self, x, y, share):
-        self._sets.append((self.do("add", x, y, factor=0.0), "factor", share, 0, 0))
+        self._sets.append((self.do("add", x, y, factor=0.0), "factor", share, None, 0))
 
     def scale(self, x, factor):
         self.do("scale", x, factor=factor)

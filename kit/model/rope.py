@@ -12,7 +12,7 @@ def frequencies(rope: RopeConfig, divisors: torch.Tensor | None = None) -> tuple
 
     ``divisors``: of the file's tensor, (dims / 2,). Source: Peng et al. 2023 (YaRN) and ggml's ``rope_yarn``.
     """
-    pair = torch.arange(rope.dims // 2, dtype=torch.float64)
+    pair = torch.arange(rope.dims // 2, dtype=torch.float64, device="cpu")
     base = rope.base ** (-2 * pair / rope.dims)
     if divisors is not None:
         base = base / divisors.double()
@@ -38,14 +38,14 @@ class Rope:
     def __init__(self, rope: RopeConfig, layout: str, divisors: torch.Tensor | None = None):
         self.rotate = _LAYOUTS[layout if rope.dims + rope.still else "none"]
         turning, scale = frequencies(rope, divisors)
-        still = torch.zeros(rope.still // 2, dtype=torch.float64)
+        still = torch.zeros(rope.still // 2, dtype=torch.float64, device="cpu")
         self._frequencies = torch.cat([turning, still])
         self._scales = torch.cat([torch.full_like(turning, scale), still + 1])
         self._growth, self._every = rope.growth, rope.every or rope.original_context
 
     def cos_sin(self, start: int, count: int) -> torch.Tensor:
         """scale * exp(i angle) of queries at ``count`` positions from ``start``: (count, 1, pairs) complex64."""
-        positions = torch.arange(start, start + count, dtype=torch.float64)
+        positions = torch.arange(start, start + count, dtype=torch.float64, device="cpu")
         angles = torch.outer(positions, self._frequencies)
         grown = 1 + self._growth * torch.log1p(positions // self._every)
         return torch.polar(torch.outer(grown, self._scales), angles).to(torch.complex64)[:, None]

@@ -24,10 +24,10 @@ def run(blocks: np.ndarray, format: Format, out) -> None:
 def in_chunks(dequantized, blocks: np.ndarray, format: Format, out) -> None:
     """As ``run``, by ``dequantized``: (blocks, bytes of a block) uint8 -> as many blocks' weights in float32."""
     blocks, step = blocks.reshape(-1, format.block_bytes), _CHUNK_WEIGHTS // format.block_elements
-    out = torch.as_tensor(out).view(-1, format.block_elements)
+    out = (torch.from_numpy(out) if isinstance(out, np.ndarray) else out).view(-1, format.block_elements)
     with np.errstate(all="ignore"):  # NaN and infinite scales are valid input
         for start in range(0, len(blocks), step):
-            values = torch.as_tensor(dequantized(blocks[start : start + step]))
+            values = torch.from_numpy(dequantized(blocks[start : start + step]))
             out[start : start + step] = values.view(-1, format.block_elements)
 
 

@@ -2,7 +2,6 @@
 
 import gguf
 import numpy as np
-import torch
 
 from kit.gguf.formats import Format
 from kit.quants.plain import in_chunks
@@ -29,4 +28,4 @@ def knows(format: Format) -> bool:
 def run(blocks: np.ndarray, format: Format, out) -> None:
     """Dequantize C-contiguous ``blocks`` into ``out``, in chunks."""
     qtype = gguf.GGMLQuantizationType[format.name]
-    in_chunks(lambda part: torch.tensor(gguf.quants.dequantize(part, qtype)), blocks, format, out)
+    in_chunks(lambda part: gguf.quants.dequantize(part, qtype), blocks, format, out)

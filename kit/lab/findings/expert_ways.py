@@ -123,8 +123,8 @@ class _Routed(CpuOps):
     def route(self, name, x):
         layer = int(name.split(".")[1])
         self.weights.own.setdefault(layer, []).append(set(super().route(name, x)[1][0].tolist()))
-        chosen = torch.tensor([self.weights.chosen[layer]])
-        return torch.full(chosen.shape, 1 / chosen.shape[1]), chosen
+        chosen = torch.tensor([self.weights.chosen[layer]], dtype=torch.int64, device="cpu")
+        return torch.full(chosen.shape, 1 / chosen.shape[1], dtype=torch.float32, device="cpu"), chosen
 
 
 # --- in the child, under the limit -----------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def decode_offloaded(path, capture, name: str, tokens: int, keep: int, warm: boo
             weights.trace.clear()
 
         output = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
-        x, each = torch.ones(1, model.config.hidden_size), request_bytes(file)
+        x, each = torch.ones(1, model.config.hidden_size, dtype=torch.float32, device="cpu"), request_bytes(file)
         at_once = max(len(ids) for step in steps for ids in step.values()) if way.when == "routed" else 0
 
         def beside(number):

@@ -73,6 +73,7 @@ class Mapped(Experts):
     def __init__(self, file, held: HeldBy):
         way, stacks = held.way, [name for name in file.tensors if "_exps." in name]
         self._file, self._asked_for = file, way.advice if way.when == "routed" else ""
+        self._given = {}  # the blocks whose address somebody has, by name
         if way.when == "once":
             for name in stacks:
                 pagecache.advise(file.blocks(name), way.advice)
@@ -95,7 +96,7 @@ class Mapped(Experts):
 
     def address(self, name):
         """In the map."""
-        return self.blocks(name).ctypes.data
+        return self._given.setdefault(name, self.blocks(name)).ctypes.data
 
     def close(self) -> None:
         """Nothing to free."""

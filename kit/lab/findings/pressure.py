@@ -148,7 +148,7 @@ def _warm(tiny, ways=WAYS):
 
 def touch(nbytes: int) -> None:
     """Take and release memory: pages that a virtual machine never used are slow to get, and no inference pays for that."""
-    torch.empty(nbytes, dtype=torch.uint8).zero_()
+    torch.empty(nbytes, dtype=torch.uint8, device="cpu").zero_()
 
 
 def used_bytes(file) -> int:

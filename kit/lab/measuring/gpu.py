@@ -74,16 +74,16 @@ def probe_device() -> dict:
     Takes 4 GiB of device memory, or half of the free memory, and about two seconds.
     """
     count = min(_BUFFER_BYTES, torch.cuda.mem_get_info()[0] // 4) // 4
-    source = torch.rand(count, device="cuda")
+    source = torch.rand(count, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
-    host = torch.empty(min(count, 1 << 26), pin_memory=True)
-    tiny = torch.zeros(1, device="cuda")
+    host = torch.empty(min(count, 1 << 26), dtype=torch.float32, device="cpu", pin_memory=True)
+    tiny = torch.zeros(1, dtype=torch.float32, device="cuda")
 
     def launches():
         for _ in range(_LAUNCHES):
             tiny.add_(1)
 
-    square = torch.rand(_MATRIX, _MATRIX, device="cuda")
+    square = torch.rand(_MATRIX, _MATRIX, dtype=torch.float32, device="cuda")
     samples, methods = {}, {}
     for name, amount, method, work in (
         ("read_gbps", source.nbytes, "torch.sum over float32", source.sum),

@@ -126,18 +126,18 @@ def _measured_limits(leave_out) -> tuple[dict[str, list[float]], dict[str, str]]
     import kit
     from kit.lab.measuring import measure
 
-    small = torch.rand(256, 256)
+    small = torch.rand(256, 256, dtype=torch.float32, device="cpu")
     slow = min(measure.time(lambda: small @ small, samples=3).samples) > 0.01  # an emulated CPU, which would take minutes
     most, side = (64 << 20, 256) if slow else (_probe_bytes(last_level_cache()), 2048)
     count = min(most, memory_available() // 8) // (4 * _ROW) * _ROW
     nbytes = 4 * count
-    buffers = [torch.empty(count) for _ in range(1 if "copy_gbps" in leave_out else 2)]
+    buffers = [torch.empty(count, dtype=torch.float32, device="cpu") for _ in range(1 if "copy_gbps" in leave_out else 2)]
     fresh = [nbytes / measure.time(new.zero_, samples=0).first / 1e9 for new in buffers]
     buffers = [state.numbers(count).zero_() for _ in buffers]
     source, target = buffers[0], buffers[-1]
-    matrix, vector = source.view(-1, _ROW), torch.ones(_ROW)
+    matrix, vector = source.view(-1, _ROW), torch.ones(_ROW, dtype=torch.float32, device="cpu")
     blocks, rows = np.zeros((count // _ROW, _ROW // 32 * 18), np.uint8), target.view(-1, _ROW)
-    a, b = torch.rand(2, side, side)
+    a, b = torch.rand(2, side, side, dtype=torch.float32, device="cpu")
     ways = (
         ("read_gbps", "torch.sum over float32", source.sum, nbytes),
         ("read_gbps", "a float32 matrix times a vector", lambda: matrix @ vector, nbytes),

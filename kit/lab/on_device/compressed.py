@@ -36,7 +36,7 @@ class TileWeights(DeviceWeights):
         if wrong:
             raise CodecError(f"{file.path}: {wrong}: a GPU can decode only dense INT8 matrices; run this model on the CPU")
         self.coded = {
-            name: (upload(matrix.tiles), torch.tensor(matrix.beside, device=self.device))
+            name: (upload(matrix.tiles), torch.tensor(matrix.beside, dtype=torch.float32, device=self.device))
             for name, matrix in file.matrices.items()
         }
         tiles = [len(loaded.tiles) for loaded, _ in self.coded.values()]

@@ -18,7 +18,7 @@ class DeviceOps(CpuOps):
     def __init__(self, model, tokens, positions, cache, seen):
         Ops.__init__(self, model)
         self.model, self.tokens, self.positions, self.cache, self.seen = model, tokens, positions, cache, seen
-        key, query = torch.arange(seen, device=tokens.device), positions[:, None]
+        key, query = torch.arange(seen, dtype=torch.int64, device=tokens.device), positions[:, None]
         causal, windows = key <= query, {layer.mixer.window for layer in model.config.layers}
         self.visible = {window: causal & (key > query - window) if window else causal for window in windows}
         self._cos_sin = {rope: turns.index_select(0, positions) for rope, turns in model.cos_sin.items()}

@@ -52,8 +52,8 @@ class DeviceTransformer(Transformer):
             logits = self._replay(int(tokens[0]), cache)
         else:
             stop = cache.length + len(tokens)
-            positions = torch.arange(cache.length, stop, device=self.weights.device)
-            ops = DeviceOps(self, torch.as_tensor(tokens).to(positions), positions, cache, stop)
+            positions = torch.arange(cache.length, stop, dtype=torch.int64, device=self.weights.device)
+            ops = DeviceOps(self, torch.as_tensor(tokens, dtype=torch.int64, device=positions.device), positions, cache, stop)
             logits = forward(ops, self.config, wanted)
         logits = logits.cpu()
         self._check_finite(logits)

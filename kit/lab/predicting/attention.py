@@ -40,7 +40,9 @@ class DecodeStep:
         self.model, self.times = kit.Transformer(weights, linear=linear, attention=attention, kv_dtype=kv), times
         self.kept_as = weights.file, linear, attention, positions, times, kv, seed
         c, self.positions, self.cache = self.model.config, positions, self.model.new_cache(positions + 1)
-        drawn = functools.cache(lambda *shape: torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
+        drawn = functools.cache(
+            lambda *shape: torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32, device="cpu")
+        )
         for layer, kinds in enumerate(c.layers):
             if kinds.mixer.memory.position:
                 self.cache.write(layer, *drawn(2, positions, kinds.mixer.kv_heads, kinds.mixer.head_dim))

@@ -61,11 +61,11 @@ def compare(
     size = math.ceil(len(window) / math.ceil(len(window) / _AT_ONCE))
     for start in tqdm(range(0, len(window) - 1, size), "quality", disable=None if progress else True, unit="step"):
         ids = window[start : min(start + size, len(window) - 1)]
-        right, skip = torch.as_tensor(truth.step(ids)), max(0, first - start)
+        right, skip = torch.as_tensor(truth.step(ids), dtype=torch.float32, device="cpu"), max(0, first - start)
         for name, (step, most) in others.items():
             if most is not None and start >= first + most:
                 continue
-            logits = right if step is truth.step else torch.as_tensor(step(ids))
+            logits = right if step is truth.step else torch.as_tensor(step(ids), dtype=torch.float32, device="cpu")
             if skip < len(ids):
                 rows[name].append(_each(right[skip:], logits[skip:], window[start + skip + 1 : start + len(ids) + 1]))
     return {name: _columns(*torch.cat(parts, 1)[:, : others[name].most].numpy()) for name, parts in rows.items()}
@@ -73,7 +73,7 @@ def compare(
 
 def _each(truth, logits, targets) -> torch.Tensor:
     """(4, targets) float64: surprisal of each target by the truth and by ``logits``, KL divergence, same token."""
-    index, parts = torch.as_tensor(targets)[:, None], []
+    index, parts = torch.as_tensor(targets, dtype=torch.int64, device="cpu")[:, None], []
     for at in range(0, len(targets), _ROWS):
         right, ours = (side[at : at + _ROWS].double().log_softmax(1) for side in (truth, logits))
         surprisals = (-side.gather(1, index[at : at + _ROWS])[:, 0] for side in (right, ours))

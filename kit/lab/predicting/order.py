@@ -187,7 +187,10 @@ class DecodeInTransformers:
     @torch.inference_mode()
     def step(self) -> torch.Tensor:
         """Logits of one more token; a full context is emptied first."""
-        first, ids = self._held % self._context == 0, torch.tensor([[1 + self._held % self._context % 3]])
+        first, ids = (
+            self._held % self._context == 0,
+            torch.tensor([[1 + self._held % self._context % 3]], dtype=torch.int64, device="cpu"),
+        )
         past = {} if first else self._past
         if self.model.config.is_encoder_decoder:
             past = {"decoder_input_ids": ids} | past
@@ -220,7 +223,7 @@ def use_of(weights, linear: str, name: str) -> Callable[[], torch.Tensor]:
     shape = _shape(weights, name)
     if len(shape) != 2:
         return lambda: weights[name]
-    x = torch.randn(1, shape[-1], generator=torch.Generator().manual_seed(shape[-1]))
+    x = torch.randn(1, shape[-1], generator=torch.Generator().manual_seed(shape[-1]), dtype=torch.float32, device="cpu")
     return lambda: linear_named(linear).apply(weights, name, x)
 
 

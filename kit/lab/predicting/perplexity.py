@@ -51,7 +51,7 @@ class Through:
     def logits(self, tokens: Sequence[int], first: int = 0) -> torch.Tensor:
         """Logits after each of ``tokens`` from index ``first`` on, (tokens, vocabulary) float32."""
         with torch.inference_mode():
-            return self._model(input_ids=torch.tensor([tokens])).logits[0, first:].float()
+            return self._model(input_ids=torch.tensor([tokens], dtype=torch.int64, device="cpu")).logits[0, first:].float()
 
 
 def power(nats: float) -> float:
@@ -115,7 +115,7 @@ def perplexity(model, ids: Sequence[int], bos=None, context=512, stride=None, pr
 
 def surprisal(logits: torch.Tensor, targets: Sequence[int]) -> np.ndarray:
     """-log p of each target, (targets,) float64. ``logits``: (targets, vocabulary), each before its target."""
-    index = torch.as_tensor(targets)
+    index = torch.as_tensor(targets, dtype=torch.int64, device="cpu")
     parts = [
         rows.logsumexp(1) - rows.gather(1, index[start : start + _ROWS, None])[:, 0]
         for start in range(0, len(targets), _ROWS)

@@ -99,7 +99,12 @@ def _multiplied(qtype, tokens, activations):
 
     from kit.cpu.linear import linear
 
-    linear(_blocks(qtype), qtype, torch.ones(tokens, 64 * FORMATS[qtype].block_elements), activations)
+    linear(
+        _blocks(qtype),
+        qtype,
+        torch.ones(tokens, 64 * FORMATS[qtype].block_elements, dtype=torch.float32, device="cpu"),
+        activations,
+    )
 
 
 def _token(linear, attention, kv, tier, prompt=(1, 2, 3)):
@@ -117,7 +122,7 @@ def _token(linear, attention, kv, tier, prompt=(1, 2, 3)):
 def _tiles(coding):
     import torch
 
-    tiles = kit.codec.encode(torch.arange(300 * 300).view(300, 300).to(torch.int8), coding)
+    tiles = kit.codec.encode(torch.arange(300 * 300, dtype=torch.int64, device="cpu").view(300, 300).to(torch.int8), coding)
     for decoder in _DECODERS[: None if coding == "kit" else 3]:
         kit.codec.decode(tiles, decoder)
 
