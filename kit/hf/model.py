@@ -80,11 +80,12 @@ def model_over(
     file = source.weights.file
     config = config_of(file)
     cls = model_class or _class_of(file, config)
-    with transformers.utils.ContextManagers(cls.get_init_context(torch.float32, False, False, None)):  # on the meta device
-        model = cls(config).eval()
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")  # one expert after another: the others dequantize all of a stack
-    fill(model, source)
+    with torch.device("cpu"):  # whatever the default is
+        with transformers.utils.ContextManagers(cls.get_init_context(torch.float32, False, False, None)):  # on the meta device
+            model = cls(config).eval()
+        if hasattr(model, "set_experts_implementation"):
+            model.set_experts_implementation("eager")  # one expert after another: the others dequantize all of a stack
+        fill(model, source)
     replace_norms(model)
     passes = Passes(source, forget)
     if own := known("engine", engine, ENGINES, ModelError)(model, source):
