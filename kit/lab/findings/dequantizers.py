@@ -34,7 +34,7 @@ class StandIn(kit.Weights):
     def load(self, name: str) -> torch.Tensor:
         """Read and dequantize the tensor without the cache."""
         format = FORMATS[self.info(name).qtype]
-        blocks, out = np.ascontiguousarray(self.read(name)), torch.empty(self.shape(name), dtype=self.dtype)
+        blocks, out = np.ascontiguousarray(self.read(name)), torch.empty(self.shape(name), dtype=self.dtype, device="cpu")
         with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):
             if format.name in scalar.LOOPS and out.dtype == torch.float32:
                 scalar.dequantize(blocks, format, out)
