@@ -100,8 +100,8 @@ def scores_step(q, keys: History, scores, choice: Choice, positions: int, weight
     tokens, heads, size = q.shape
     chunks = max(1, -(-choice.units(positions) // CHUNK))
     arguments = dict(
-        q=q, k=keys.memory, k_stride=keys.stride, weights=weights, scores=scores, row=4 * scores.stride(0), heads=heads, dim=size, factor=as_bits(choice.factor),
-        positions=positions, tokens=tokens, each=choice.each, chunks=chunks,
+        q=q, k=keys.memory, k_stride=keys.stride, weights=weights, scores=scores, row=4 * scores.stride(0), heads=heads,
+        dim=size, factor=as_bits(choice.factor), positions=positions, tokens=tokens, each=choice.each, chunks=chunks,
     )  # fmt: skip
     return score_units(keys.kind, tier()), arguments, tokens * chunks
 

@@ -81,7 +81,9 @@ class Recording(threads.Program):
         own = self._choices.get(by)
         if own is None:
             scores = torch.empty(1, choice.scores_row(self._context, by), dtype=torch.float32, device="cpu")
-            own = self._choices[by] = _OfChoice(scores, torch.empty(1, by.room, dtype=torch.int32, device="cpu"), {}, [], [], [])
+            own = self._choices[by] = _OfChoice(
+                scores, torch.empty(1, by.room, dtype=torch.int32, device="cpu"), {}, [], [], []
+            )
         own.scored.append(self.add(*choice.scores_step(q, keys, own.scores, by, 1, weights)))
         own.best.append(self.add(*choice.best_step(own.scores, own.chosen, 1, by, 1)))
 

@@ -74,7 +74,7 @@ class Ops(ABC):
     def layer_norm(self, x: torch.Tensor, name: str, eps: float) -> torch.Tensor:
         """LayerNorm over the last axis of x, with the weight and the bias of ``name``, whatever the family's norm is."""
         start, y = self.begin(), self.new(*x.shape)
-        self.do("norm", x, y, eps, *(self.hold(self.vector(f"{name}.{part}")) for part in ("weight", "bias")))
+        self.do("norm", x, y, eps, *(self.vector(f"{name}.{part}") for part in ("weight", "bias")))
         self.end("norm", start, f"{name}.weight")
         return y
 
