@@ -127,7 +127,7 @@ def test_verdicts_follow_the_run(tmp_path, monkeypatch, kept, roomy, warm, shown
 
     ran = run(tmp_path, longer=dict.fromkeys(("loops", "products"), np.full(9, longer)), middle=slower)
     assert re.search(
-        r"a token is (1\.00\d|0\.99\d) times as fast if the projections are loops", " ".join(ran.words["answer"].split())
+        r"a token is (1\.0\d\d|0\.9\d\d) times as fast if the projections are loops", " ".join(ran.words["summary"].split())
     )
     found = {(row.claim, row.verdict) for row in read([tmp_path / f"{NAME}.jsonl"]) if row.verdict}
     assert {("warm-inference", warm), ("long-sequences", even)} <= found and ("blas-500", "impossible") in found

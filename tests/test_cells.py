@@ -399,6 +399,19 @@ def test_a_reader_changes_a_number_and_reads_another_sentence(name, ran, tmp_pat
     assert sentences(changed.told) - before
 
 
+NUMBER = re.compile(r"(?<![\w.,])(?<!report )\d[\d,.]*")  # not float32's, nor a report's
+
+
+@FIRST
+def test_an_answer_is_short(name, ran):
+    """The result in bold, which is the page's title; then at most 40 words and six numbers."""
+    if name == "09_your_model":
+        return  # a table
+    title, _, text = ran(name).words["answer"].removeprefix("**").partition("**")
+    assert title and len(title.split()) <= 14
+    assert len(text.split()) <= 40 and len(NUMBER.findall(text)) <= 6, text
+
+
 @NAMES
 def test_cells_are_short_and_the_notebook_is(name):
     """Imports do not count: one a room, as many as a page takes."""
@@ -406,7 +419,7 @@ def test_cells_are_short_and_the_notebook_is(name):
     sources = [re.sub(r"(?m)^(?:from|import) [^(\n]*(?:\([^)]*\))?.*\n", "", source) for source in code]
     assert [source for source in sources if len(source.splitlines()) > 20] == []
     lines = [line for source in sources for line in source.splitlines() if line.strip()]
-    assert len(lines) <= 200
+    assert len(lines) <= 220
 
 
 @NAMES

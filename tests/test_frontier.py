@@ -157,7 +157,7 @@ def test_the_answer_takes_what_was_measured_and_only_else_a_prediction(patch, ra
     tried = [each for line in found["seen"] for each in found["found"][line]]
     assert found["taken"](found["inside"]).seconds == min(found["taken"](each).seconds for each in tried)
     assert found["whole"] is found["tensors"] and found["real"][BLOCKS].samples == pytest.approx(SAMPLES)
-    said = " ".join(found.words["answer"].split())
+    said = " ".join(found.words["told"].split())
     assert f"{BLOCKS.label} takes 500 ms (measured) in" in said and f"takes {found['now']} per token with" in said
     assert found["known"](replace(found["plain"], way=Way("Pinned", 1))).how == "predicted" and found["now"].how == "measured"
 
@@ -205,10 +205,10 @@ def test_a_system_that_keeps_all_pages_is_a_fact_and_no_warning(patch, tmp_path)
         ways = [pinned_blocks(1 << 19), PRESSED]
         there.setattr(pressed, "measure", lambda *how: {way: pressed.Pressed(None, kept) for way in ways})
         ran = cells.run(NAME, "answer", out=tmp_path)
-    assert f"Not measured here: blocks, 512.0 KiB pinned: {kept}" in ran.words["answer"]
+    assert f"Not measured here: blocks, 512.0 KiB pinned: {kept}" in ran.words["told"]
     assert ran["plain"].total > ran["room"]
     needs = f"in {format_bytes(ran['plain'].total)} with the file, not the {format_bytes(ran['room'])} given"
-    assert needs in " ".join(ran.words["answer"].split())
+    assert needs in " ".join(ran.words["told"].split())
     rows = records.read([tmp_path / f"{NAME}.jsonl"])
     assert not [row.reason for row in rows if row.status == records.WARNED]
     assert [row.quantity for row in rows if row.reason == kept] == [f"a token, {way.label}" for way in ways]

@@ -133,7 +133,7 @@ def test_the_notebook_reads_the_book(tmp_path, monkeypatch):
     write(tmp_path, record(quantity="hits", unit="hits", samples=[-5.0], how="counted"))
     ran = cells.run("08_claims", out=tmp_path)
     assert len(ran["ledger"]) == len(claims.load()) + 1 and len(ran["whole"]) == len(claims.load())
-    assert "2 are impossible (1 of these by arithmetic alone)" in ran.words["answer"] and "2 warnings" in ran.words["answer"]
+    assert "2 are impossible (1 of these by arithmetic alone)" in ran.words["hows"] and "2 warnings" in ran.words["answer"]
     assert [text for _, text in ran["warned"]] == [
         "hits: -5 hits, and a sample is below zero", "a layer: 100 s is above its bound of 10.0 s (b)"
     ]  # fmt: skip
