@@ -23,7 +23,7 @@ QUOTIENTS = {  # column -> over / under, columns of its row; "@ x": of the row x
 }
 OTHERWISE = {  # column that looks like a ratio -> why its row does not hold what it is of
     "gain by FLOPs, attention free": "1 / (1 - share); test_attention_page.py has it",
-    "read again, times as fast": "a median of pairs, each relative to a copy in its minute; tests/test_written.py has it",
+    "read again, times as fast": "a median of pairs, each relative to a copy in its minute, on pages of old runs",
     "as fast as none, by pairs": "a median of pairs in turn, as the verdict takes it; tests/test_cache_variants.py has it",
     "rms / std": "of all logits of two ways",
     "share of the columns": "what the row is about",

@@ -269,7 +269,6 @@ CASES = {  # a notebook joins by its row
             "limit": 1 << 30,  # everything fits
             "used": lambda used: 3 * used,
             "study": int8_wins,
-            "large": 8 << 20,
             "advice": lambda advice: advice.assign(faster=3 * advice["faster"]),
             "points": 3,
         },
