@@ -2,7 +2,11 @@
 
 import pandas as pd
 
-from kit.lab.explaining import peers
+from kit.lab.engines.owner import Owner
+from kit.lab.engines.watch import Holding, Seen
+from kit.lab.explaining import causes, peers, remedies
+from kit.lab.explaining.causes import Window
+from kit.lab.findings import own_engine
 from kit.lab.measuring.machine import Machine
 
 MACHINE = Machine(
@@ -21,3 +25,13 @@ ENGINES = pd.DataFrame(
     },
     ["kit", peers.PEER],
 ).assign(**dict.fromkeys((peers.KL, "± nats", peers.SAME), float("nan")))
+
+
+def server(seconds=0.1, waited=0.7, others=0.1, threads=8, least=0.02):
+    """A server whose threads wait for two cores: kit.lab.findings.own_engine.Explained."""
+    seen = Seen(1.0, (waited,) * threads, (1 - waited,) * threads, cores=2, others=others)
+    windows = [Window(10, seconds * (1 + 0.01 * number), seen) for number in range(3)]
+    rows = [causes.split(window, least) for window in windows]
+    facts = remedies.ServerFacts("llama-server", Owner(None), Holding(), 1e6, 2e6, 20.0)
+    found = remedies.explained(windows, rows, facts, causes.DECODE, {})
+    return own_engine.Explained("xllamacpp", windows, rows, found, least)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from invented import ENGINES, MACHINE
+from invented import ENGINES, MACHINE, server
 from test_first_token import SLOW, SPEEDS, curve, dequantized
 from traces import mixture_of_experts
 
@@ -18,7 +18,7 @@ import kit
 from kit.lab.claims import book, gates, records
 from kit.lab.explaining.elsewhere import GUESS
 from kit.lab.explaining.measured_ways import Measured
-from kit.lab.findings import dequantizers, pressed, pressure
+from kit.lab.findings import dequantizers, own_engine, pressed, pressure
 from kit.lab.measuring import disk, measurements
 from kit.lab.predicting import routing
 from kit.lab.predicting.measured import Cost
@@ -276,6 +276,14 @@ CASES = {  # a notebook joins by its row
         until="explore",
         steady={"The order of weight accesses was recorded from a decode of 5 tokens.": "how it was measured, no outcome"},
     ),
+    "11_your_engine": Case(
+        number={"many": 6},
+        opposite={
+            "nbytes": lambda nbytes: 3 * nbytes,
+            "slow": lambda slow: server(0.3, 0.5, 1.5, 6, least=0.2),
+            "tried": own_engine.Tried((0.2, 0.21, 0.22), (0.4, 0.5, 0.4)),
+        },
+    ),
     "10_experts": Case(
         number={"parts": (0.1, 0.3)},
         small={"parts": (0.18, 0.54), "tokens_of": (1.5, 4)},
@@ -340,6 +348,8 @@ def machine(monkeypatch):
         "kit.lab.measuring.state.settle", lambda patience: ""
     )  # what other processes do is no sentence of the page
     monkeypatch.setattr(dequantizers, "measure", lambda path: dequantized())
+    monkeypatch.setattr(own_engine, "explain", lambda *_: server())  # a real one: tests/test_server_causes.py
+    monkeypatch.setattr(own_engine, "in_turn", lambda *_: own_engine.Tried((0.1, 0.11, 0.1), (0.04, 0.05, 0.04)))
     monkeypatch.setattr(pressure, "of_run", lambda lab, shares=(), swap=False: curve())
 
 

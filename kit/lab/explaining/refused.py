@@ -4,7 +4,6 @@ import re
 
 import psutil
 
-from kit.lab.explaining.running import Running
 from kit.lab.predicting.remembered import by_kind
 from kit.model.layers.kind import KV_TYPES
 from kit.system import groups
@@ -32,8 +31,8 @@ def fitting(free: float, weights: float, position: float, most: int) -> int:
     return int(min(most, room // position if position else most)) // 256 * 256
 
 
-def told(running: Running, error: str) -> str:
-    """The refusal explained, in one line."""
+def told(running, error: str) -> str:
+    """The refusal explained, in one line. ``running``: a kit.lab.explaining.running.Running."""
     owner, server = running.owner, running.server
     limit, used, pages = groups.use(owner.process or "self") or (0, 0, 0)
     machine = psutil.virtual_memory()

@@ -179,15 +179,25 @@ class Running:
         if got.fault:
             got = self.ask(prompt, 4, positions=LENGTHS[0])
         if got.fault:
-            raise ServerError(f"{self.server.url}: {got.fault}: no speed can be measured")
+            self.refuse(got)
         return got
+
+    @cached_property
+    def window_tokens(self) -> int:
+        """Tokens of a window that takes a second or two."""
+        first = self.first
+        guess = first.seconds_per_token or first.seconds / max(1, first.answered)
+        return int(np.clip(_WINDOW / max(guess, 1e-4), _LEAST, _MOST))
+
+    def refuse(self, got: Received) -> None:
+        """ServerError: no answer of this server is a measurement."""
+        why = got.fault or (self.faults[-1] if self.faults else "no token came")
+        raise ServerError(f"{self.server.url}: {why}: no speed can be measured")
 
     @cached_property
     def windows(self) -> list[Window]:
         """Several windows of decode near 64 positions."""
-        first = self.first
-        guess = first.seconds_per_token or first.seconds / max(1, first.answered)
-        tokens = int(np.clip(_WINDOW / max(guess, 1e-4), _LEAST, _MOST))
+        tokens = self.window_tokens
         prompt, taken, self.decodes = self.prompt(NEAR), [], []
         self.ask(prompt, 1, positions=NEAR)  # the prompt is computed once
         for _ in range(2 * ROUNDS):
@@ -198,11 +208,17 @@ class Running:
             if len(taken) == ROUNDS or (taken and self.spent > self.budget):
                 break
         if not taken:
-            raise ServerError(
-                f"{self.server.url}: {self.faults[-1] if self.faults else 'no token came'}: no speed can be measured"
-            )
+            self.refuse(got)
         _ = self.gbps, self.holding
         return taken
+
+    def again(self, prompt: list[int]) -> Window:
+        """One more window of decode after a prompt; ServerError where no answer comes."""
+        for _ in range(ROUNDS):
+            window, got = self.window(prompt, self.window_tokens)
+            if window:
+                return window
+        self.refuse(got)
 
     @property
     def spent(self) -> float:

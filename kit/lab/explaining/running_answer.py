@@ -3,12 +3,13 @@
 import json
 import shlex
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from kit.errors import ServerError
 from kit.lab.engines.started import Started, changed
 from kit.lab.explaining import causes, running_words
-from kit.lab.explaining.running import Running
+from kit.lab.explaining.running import NEAR, Running
 from kit.lab.explaining.tables import paragraph
 from kit.lab.measuring.state import BUSY
 from kit.units import format_seconds, to_json
@@ -103,16 +104,27 @@ def try_change(spec: str, file: Path, say: Callable[[str], object], as_json: boo
         say("There is no flag to try.\n")
         return answer
     new = changed(spec, change)
-    seconds: dict[str, list[float]] = {spec: [], new: []}
-    for turn in range(_ROUNDS):
-        for each in (spec, new) if turn % 2 == 0 else (new, spec):
-            with Started(each, file) as server, Running(server.url, file=file, gbps=lambda: 1.0) as running:
-                seconds[each].append(sum(window.seconds for window in running.windows) / len(running.windows))
+    seconds = turns(file, spec, new, _ROUNDS)
     answer["tried"] = {"change": change} | told_in_turn(spec, new, seconds)
     say(answer["tried"]["told"] + "\n")
     if as_json:
         say(to_json(answer))
     return answer
+
+
+def turns(file: Path, before: str, after: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds per token of two settings of a server, both started, that answer in turn: one of them computes at a time."""
+    seconds: dict[str, list[float]] = {before: [], after: []}
+    with ExitStack() as stack:
+        sides = {}
+        for spec in seconds:
+            url = stack.enter_context(Started(spec, file)).url
+            sides[spec] = stack.enter_context(Running(url, file=file))
+        prompts = {spec: running.prompt(NEAR) for spec, running in sides.items()}
+        for number in range(rounds):
+            for spec in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+                seconds[spec].append(sides[spec].again(prompts[spec]).seconds)
+    return seconds
 
 
 def _largest(answer: dict) -> str:
