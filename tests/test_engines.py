@@ -1,16 +1,23 @@
 """Engines as rows of one table: the protocol, a llama-bench stand-in with the real one's JSON, turns and their ratio."""
 
 import json
+import re
 import stat
 import sys
 
+import documented
 import pytest
+from click.testing import CliRunner
 
+import kit
 from kit.errors import EngineError
-from kit.lab.engines import turns
+from kit.lab.commands.cli import main
+from kit.lab.engines import bounds_of, turns
 from kit.lab.engines.base import Cpu, EngineFacts, Pass
 from kit.lab.engines.table import kinds, opened
+from kit.lab.explaining import pasted
 from kit.lab.measuring import state
+from kit.lab.synthetic.write import synthesize
 
 # A stand-in: fields and layout of llama-bench -o json (get_fields of its source), for one test or as many as told.
 BENCH = """#!{python}
@@ -170,3 +177,135 @@ def test_what_is_no_speed_is_in_no_median(quiet):
 def test_every_row_says_what_to_type():
     assert {"kit", "llama.cpp", "llama-bench"} <= {kind.name for kind in kinds()}
     assert all(kind.typed and callable(kind.open) for kind in kinds())
+
+
+# --- kit explain MODEL --engine X -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return synthesize(tmp_path_factory.mktemp("model") / "tiny-Q4_K_M.gguf", "tiny-llama")
+
+
+@pytest.fixture
+def roof(monkeypatch, quiet):
+    """A machine of 1 MB/s, 1 MFLOP/s by float32 and 4 by int8, where no other process uses a core."""
+    given = bounds_of.Roof(1e6, {"float32": 1e6, "int8": 4e6}, {})
+    monkeypatch.setattr(bounds_of, "measured", lambda: bounds_of.Roof(**vars(given)))
+    monkeypatch.setattr(bounds_of, "again", lambda roof: None)
+    monkeypatch.setattr(state, "cores_used_by_others", lambda: 0.0)
+    return given
+
+
+def explained(*arguments):
+    ran = CliRunner().invoke(main, ["explain", *map(str, arguments)])
+    assert ran.exit_code == 0, ran.output
+    return ran.stdout
+
+
+def test_the_work_of_a_file_is_counted_from_its_tensors(model):
+    with kit.open(model) as file:
+        work = bounds_of.work_of(file, 512)
+        layers = [info for info in file.tensors.values() if info.layer >= 0 and len(info.shape) == 2]
+        head = file.tensors["output.weight"]
+        assert work.token_operations == 2 * (sum(info.elements for info in layers) + head.elements)
+        assert work.prompt_operations == 2 * (512 * sum(info.elements for info in layers) + head.elements)
+        rows = file.tensors["token_embd.weight"]
+        whole = sum(info.nbytes for info in file.tensors.values()) - rows.nbytes
+        assert work.token_bytes == pytest.approx(whole + rows.nbytes / rows.shape[0])
+        assert work.prompt_bytes > work.token_bytes
+
+
+def test_a_prompt_is_bound_by_arithmetic_or_by_memory():
+    work = bounds_of.Work(1e6, 2e6, 1e6, 1e9, 512)
+    rows = bounds_of.Roof(1e6, {"float32": 1e8, "int8": 4e9}, {}).prompt(work)
+    assert rows["float32"]["seconds"] == pytest.approx(10 / 512) and rows["float32"]["by"] == "arithmetic"
+    assert rows["int8"]["seconds"] == pytest.approx(1 / 512) and rows["int8"]["by"] == "memory"
+
+
+def test_explain_of_an_engine(model, tmp_path, roof):
+    text = f"{bench(tmp_path, per_token=4.0)} -t 1 -ctk q8_0"
+    data = json.loads(explained(model, "--engine", text, "--depth", 128, "--json"))
+    with kit.open(model) as file:
+        least = bounds_of.work_of(file, 512).token_bytes / 1e6
+    assert data["engine"]["threads"] == 1 and data["engine"]["version"] == "b5163 (8cf427ff)"
+    assert data["decode"]["seconds"] == pytest.approx(4.0) and data["bound"]["seconds"] == pytest.approx(least)
+    assert data["mbu"] == pytest.approx(least / 4) and data["decode"]["tokens_received"] == data["decode"]["tokens_asked"] > 0
+    assert data["prompt"]["name"] == "pp512" and set(data["prompt_bounds"]) == {"float32", "int8"}
+    assert data["at_depth"]["depth"] == 128 and data["at_depth"]["bound"]["seconds"] > least
+    names = [cause["name"] for cause in data["causes"]]
+    assert names == ["memory", "unexplained"] and sum(cause["seconds"] for cause in data["causes"]) == pytest.approx(4.0)
+    assert set(data) == documented.keys("explain --engine")
+
+
+def test_no_limit_is_below_what_an_engine_reached(model, tmp_path, roof):
+    data = json.loads(explained(model, "--engine", bench(tmp_path, per_token=1e-3), "--json"))
+    assert data["mbu"] == pytest.approx(1) and data["bound"]["bandwidth"] > 1e6
+
+
+def test_two_builds_in_turn(model, tmp_path, roof):
+    old, new = bench(tmp_path, "llama-bench-old", 0.04), bench(tmp_path, "llama-bench-new", 0.05)
+    out = " ".join(explained(model, "--engine", old, "--engine", new).split())
+    assert f"`{new}` is 0.80 (0.80 to 0.80) times as fast as `{old}`, in 5 rounds: slower." in out
+    faster = " ".join(explained(model, "--engine", new, "--engine", old).split())
+    assert f"To change: take `{old}`, 1.25 times as fast." in faster
+    same = json.loads(explained(model, "--engine", old, "--engine", old, "--json"))
+    assert [each["engine"]["label"] for each in same["engines"]] == [str(old), f"{old} (2)"]
+
+
+def test_threads_are_swept_and_the_best_of_each_is_named(model, tmp_path, roof, monkeypatch):
+    """A machine on which a second thread halves the speed: the engine's own count is the cause."""
+    then = "row['samples_ns'] = [ns * row['n_threads'] ** 2 for ns in row['samples_ns']]\n" + PRINTED
+    out = explained(model, "--engine", f"{bench(tmp_path, per_token=4.0, then=then)} -t 2", "--threads", "1,2", "--json")
+    data = json.loads(out)
+    (swept,) = data["threads"].values()
+    assert swept["decode"]["best"] == swept["prompt"]["best"] == 1 and set(swept["decode"]["rows"]) == {"1", "2"}
+    cause = next(each for each in data["causes"] if each["name"] == "threads")
+    assert cause["remedy"] == "-t 1" and cause["seconds"] == pytest.approx(data["decode"]["seconds"] / 2)
+    text = " ".join(explained(model, "--engine", f"{tmp_path / 'llama-bench'} -t 2", "--threads", "1,2").split())
+    assert "decode, 1 is best" in text and "the option `-t 1`, 2.00 times as fast" in text
+
+
+def test_a_busy_machine_gives_no_advice(model, tmp_path, roof, monkeypatch):
+    monkeypatch.setattr(state, "watched", lambda work, with_=(): (work(), 1.5, True))
+    text = " ".join(explained(model, "--engine", bench(tmp_path), "--threads", "1,2").split())
+    assert (
+        "while other processes used the cores" in text
+        and "first close what uses 1.5 cores" in text
+        and "the option" not in text
+    )
+    monkeypatch.setattr(state, "cores_used_by_others", lambda: 1.5)
+    monkeypatch.setattr(state, "settle", lambda patience: "other processes use 1.5 cores: they disturb")
+    both = ["explain", str(model), "--engine", str(bench(tmp_path)), "--engine", str(bench(tmp_path, "llama-bench-2"))]
+    ran = CliRunner().invoke(main, both)
+    assert ran.exit_code == 2 and "not compared: other processes use 1.5 cores" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--engine", "nothing"), "not an engine"),
+        (("--engine", "kit", "--threads", "two"), "--threads two: give counts such as 1,2,4, or all"),
+        (("--engine", "kit", "--threads", "0"), "give counts such as"),
+        (("--engine", "kit", "--threads", "999999"), "give at most"),
+        (("--engine", "kit", "--depth", "0"), "Invalid value for '--depth'"),
+        (("--engine", "kit", "--memory", "1GiB"), "leave out --memory"),
+        (("--engine", "kit", "--markdown", "--json"), "give --markdown or --json, not both"),
+        (("--engine", "kit", "--machine", "apple-m4-16gb"), "leave out --machine"),
+    ],
+)
+def test_bad_input_is_one_line(model, roof, arguments, message):
+    ran = CliRunner().invoke(main, ["explain", str(model), *arguments])
+    assert ran.exit_code == 2 and message in ran.stderr and ran.stderr.count("\n") == 1, ran.stderr
+
+
+def test_markdown_has_the_names_of_llama_bench(model, tmp_path, roof):
+    arguments = ["--engine", f"{bench(tmp_path, per_token=4.0)} -t 1 -ot 'a|b'", "--depth", 128, "--threads", "1,2"]
+    out = explained(model, *arguments, "--markdown")
+    data = json.loads(explained(model, *arguments, "--json"))
+    assert out.strip() == pasted.markdown(data).strip()  # one function, from the JSON itself
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in out.splitlines() if line.startswith("|")]
+    assert [row[3] for row in rows[2:5]] == ["pp512", "tg64", "tg64 @ d128"]
+    assert rows[3][4] == "0.25" and rows[3][6] == f"{data['mbu']:.0%}" and rows[3][2] == "1"
+    assert len({len(row) for row in rows[:5]}) == 1  # a | in an option ends no cell
+    assert "| not explained |" in out and data["machine"]["id"] in out and out.startswith("**tiny-Q4_K_M.gguf**")

@@ -23,12 +23,17 @@ TRACE = click.Path(exists=True, dir_okay=False)
 @click.option("--all", "everything", is_flag=True, help="Print all tables.")
 @click.option("--again", is_flag=True, help="Measure again, even if stored measurements exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.option("--engine", "engines", multiple=True, metavar="X", help="Measure your engine: a path or a name, with options.")
+@click.option("--threads", metavar="N,N|all", help="Sweep the threads of each --engine.")
+@click.option("--depth", type=click.IntRange(1), metavar="N", help="Decode with --engine after N positions as well.")
+@click.option("--markdown", is_flag=True, help="Print a table to paste into an issue.")
 @click.option("--served", metavar="NAME", help="The model to explain, of a server that has several.")
 @click.option("--compare", type=TRACE, metavar="JSON", help="Compare a server with an earlier answer of --json.")
 @click.option("--try", "trying", is_flag=True, help="Name the command that makes the change to a server.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
 def command(
-    file, memory, room, tokens, trace, via, skew, thorough, machine, everything, again, as_json, served, compare, trying, report
+    file, memory, room, tokens, trace, via, skew, thorough, machine, everything, again, as_json, engines, threads, depth,
+    markdown, served, compare, trying, report,
 ):  # fmt: skip
     """Explain what a model costs here and what to change.
 
@@ -55,8 +60,16 @@ def command(
     as guesses. --memory is then the memory for weights. NAME is apple-m1 to apple-m4, with -pro, -max or -ultra, and the GiB
     of memory.
 
+    With --engine kit measures the program that you run: a llama-bench binary of any build, kit, or llama.cpp from the wheel
+    xllamacpp, each with its own options in one string. Give it twice to compare two builds or two settings: they alternate in
+    one run, and kit prints their ratio with its interval, or refuses if the machine is busy. --threads tries counts of
+    threads, and --depth a long context. kit compares a decode with the speed of memory, and a prompt with the speed of int8
+    and float32 arithmetic. --markdown prints the result as a table with llama-bench's names.
+
     \b
     kit explain model.gguf
+    kit explain model.gguf --engine './llama-bench -fa 1' --threads all
+    kit explain model.gguf --engine old/llama-bench --engine new/llama-bench --markdown
     kit explain model.gguf --memory 4GiB --report results/mine
     kit explain model.gguf --json | jq .answer
     kit explain model.gguf --machine apple-m4-16gb
@@ -78,6 +91,7 @@ def command(
     ours = {"--served": served, "--compare": compare, "--try": trying}
     if is_server(file):
         others = {"--memory": memory, "--room": room, "--trace": trace, "--via": via, "--machine": machine, "--report": report}
+        others |= {"--engine": engines, "--threads": threads, "--depth": depth}
         if wrong := [name for name, value in others.items() if value]:
             raise CacheError(f"{file} is a running server: leave out {', '.join(wrong)}")
         from kit.lab.explaining import running_answer
@@ -86,6 +100,10 @@ def command(
         return None
     if wrong := [name for name, value in ours.items() if value]:
         raise CacheError(f"{', '.join(wrong)}: give the URL of a running server in place of {file}")
+    if engines or threads or depth or markdown:
+        others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
+        others |= {"--machine": machine, "--memory": memory, "--all": everything}
+        return click.echo(_with_engines(file, engines, threads, depth, others, markdown, as_json))
     if is_remote(file):
         others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
         return click.echo(_on_a_server(file, others | {"--machine": machine}, given, as_json))
@@ -188,6 +206,32 @@ def _explain(file, as_json, everything, **how):
         click.echo("stopped; results so far are above", err=True)
     if as_json:
         click.echo(to_json(plain))
+
+
+def _with_engines(file, engines, threads, depth, others, markdown, as_json) -> str:
+    """What the user's engines do, as text, Markdown or JSON."""
+    from kit.errors import EngineError
+    from kit.gguf.remote import is_remote
+    from kit.lab.engines.options import counts_of
+    from kit.lab.explaining import of_engines, pasted
+    from kit.lab.explaining.tables import paragraph
+    from kit.units import to_json
+
+    if wrong := [name for name, value in others.items() if value]:
+        raise EngineError(f"--engine, --threads, --depth and --markdown measure programs: leave out {', '.join(wrong)}")
+    if is_remote(file):
+        raise EngineError(f"{file}: an engine needs the file on this machine: download it first")
+    if markdown and as_json:
+        raise EngineError("give --markdown or --json, not both")
+
+    def say(text):
+        click.echo(f"[{time.perf_counter() - began:5.1f} s] {text}", err=True)
+
+    began = time.perf_counter()
+    data = of_engines.explain(file, engines or of_engines.usual(), counts_of(threads), depth or 0, say)
+    if as_json:
+        return to_json(data)
+    return pasted.markdown(data) if markdown else "\n\n".join(map(paragraph, of_engines.told(data)))
 
 
 def _on_a_server(file, others, whole, as_json) -> str:

@@ -42,7 +42,8 @@ class LlamaBench:
         if not row:
             return EngineFacts(self._binary.name, flags={"options": " ".join(self._options)}, file=self._model)
         flags = {name: str(row[name]) for name in _SHOWN if name in row} | {"options": " ".join(self._options)}
-        version = f"b{row['build_number']} ({row['build_commit']})" if "build_number" in row else ""
+        known = row.get("build_commit") not in (None, "", "unknown")  # a build outside a git checkout does not know
+        version = f"b{row.get('build_number', 0)} ({row['build_commit']})" if known else ""
         kv = (str(row["type_k"]), str(row["type_v"])) if "type_k" in row else None
         return EngineFacts(self._binary.name, version, row.get("n_threads"), flags, self._model, None, kv)
 

@@ -2,6 +2,7 @@
 
 from kit.errors import EngineError
 from kit.system import usable_cores
+from kit.system.cores import cores
 
 
 def taken(label: str, words: list[str], known: dict[str, str]) -> dict[str, str]:
@@ -33,3 +34,20 @@ def cores_of(label: str, option: str, value: str) -> int:
     if count > cores:
         raise EngineError(f"--engine {label}: {option} {value}: this process may use {cores} cores")
     return count
+
+
+def counts_of(text: str | None) -> list[int]:
+    """The counts of --threads: "1,2,4", or "all" for those that are worth trying here; [] where it was not given."""
+    if text is None:
+        return []
+    known = cores()
+    if text == "all":
+        return known.counts()
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and int(word) for word in words):
+        raise EngineError(f"--threads {text}: give counts such as 1,2,4, or all")
+    if (most := max(map(int, words))) > 4 * known.logical:
+        raise EngineError(
+            f"--threads {text}: this process may run on {known.told}; give at most {4 * known.logical}, not {most}"
+        )
+    return sorted({int(word) for word in words})

@@ -77,6 +77,10 @@ class Compared:
     high: float
     rounds: int
 
+    def to_json(self) -> dict:
+        """For ``compared`` of the JSON of kit explain."""
+        return vars(self) | {"says": self.told}
+
     @property
     def told(self) -> str:
         """In words, as a sentence."""

@@ -1,0 +1,85 @@
+"""What people paste into an issue: a table with llama-bench's names, the causes, and the machine. One function writes it."""
+
+from kit import __version__
+from kit.units import format_bytes, format_seconds
+
+_CAUSES = {  # name of a cause in JSON -> in words
+    "memory": "reading the weights from memory", "disk": "reading from disk", "threads": "the number of threads",
+    "quota": "a CPU quota", "busy": "other processes", "depth": "a long context", "load": "loading the model",
+    "pages": "small pages", "swap": "swap", "reprocess": "computing the prompt again", "overhead": "the server",
+    "unexplained": "not explained",
+}  # fmt: skip
+
+
+def markdown(data: dict) -> str:
+    """The data of kit explain with an engine (docs/public.md) as Markdown. A key that is missing leaves out its part."""
+    records = data.get("engines") or [data]
+    parts = [_head(data), _table(records)]
+    parts += [each["says"] for each in data.get("compared") or ()]
+    parts += [_causes(record) for record in records if record.get("causes")]
+    parts += [_threads(label, swept) for label, swept in (data.get("threads") or {}).items()]
+    return "\n\n".join([*parts, _machine(data)])
+
+
+def _cell(value) -> str:
+    """Text that stays in its cell of a table."""
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _head(data: dict) -> str:
+    file = data.get("file") or {}
+    text = f"**{_cell(file.get('name', 'model'))}**"
+    if file.get("bytes"):
+        text += f", {format_bytes(file['bytes'])}"
+    if label := file.get("label"):
+        text += f"; {_cell(label['says'])}"
+    return text
+
+
+def _table(records: list[dict]) -> str:
+    lines = ["| engine | build | threads | test | t/s | interval | MBU |", "|---|---|---:|---|---:|---:|---:|"]
+    for record in records:
+        engine = record["engine"]
+        who = [engine.get("label") or engine["name"], engine.get("version") or "", engine.get("threads") or ""]
+        decode, prompt, deep = record.get("decode"), record.get("prompt"), record.get("at_depth")
+        for test, share in ((prompt, None), (decode, record.get("mbu")), (deep, deep and deep.get("mbu"))):
+            if test:
+                lines.append("| " + " | ".join([*(f"`{_cell(who[0])}`", *map(_cell, who[1:])), *_numbers(test, share)]) + " |")
+    return "\n".join(lines)
+
+
+def _numbers(test: dict, share: float | None) -> list[str]:
+    """Name, tokens per second, their interval and the share of the memory's bandwidth of one test."""
+    if not test.get("tokens_per_second"):
+        return [test["name"], _cell("; ".join(test.get("problems") or ["none"])), "", ""]
+    low, high = (f"{1 / end:.4g}" for end in reversed(test["interval"])) if test.get("interval") else ("", "")
+    return [test["name"], f"{test['tokens_per_second']:.4g}", f"{low} to {high}" * bool(low), f"{share:.0%}" if share else ""]
+
+
+def _causes(record: dict) -> str:
+    engine, decode = record["engine"], record["decode"]
+    lines = [f"A token of `{_cell(engine.get('label') or engine['name'])}` takes {format_seconds(decode['seconds'])}:", ""]
+    lines += ["| part | time | evidence | remedy |", "|---|---:|---|---|"]
+    for cause in record["causes"]:
+        name, remedy = _CAUSES.get(cause["name"], cause["name"]), cause.get("remedy") or ""
+        lines.append(f"| {name} | {format_seconds(cause['seconds'])} | {_cell(cause['evidence'])} | {_cell(remedy)} |")
+    return "\n".join(lines)
+
+
+def _threads(label: str, swept: dict) -> str:
+    counts = sorted({int(count) for each in swept.values() for count in each["rows"]})
+    lines = [f"| threads of `{_cell(label)}` | " + " | ".join(map(str, counts)) + " | best |", "|---" * (len(counts) + 2) + "|"]
+    for kind, each in swept.items():
+        rows = {int(count): row for count, row in each["rows"].items()}
+        speeds = [f"{rows[count]['tokens_per_second']:.4g}" if count in rows else "" for count in counts]
+        lines.append(f"| {kind}, t/s | " + " | ".join(speeds) + f" | {each['best']} |")
+    return "\n".join(lines)
+
+
+def _machine(data: dict) -> str:
+    machine = data.get("machine") or {}
+    bandwidth = machine.get("bandwidth") or data["bound"]["bandwidth"]
+    rates = "".join(f", {kind} {rate / 1e9:.0f} GOP/s" for kind, rate in (machine.get("rates") or {}).items())
+    who = ", ".join(filter(None, [machine.get("cpu"), machine.get("cores_told")])) or "this machine"
+    known = f", machine `{machine['id']}`" if machine.get("id") else ""
+    return f"{_cell(who)}; memory reads at {bandwidth / 1e9:.1f} GB/s{rates}. Measured by kit {__version__}{known}."
