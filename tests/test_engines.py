@@ -309,3 +309,27 @@ def test_markdown_has_the_names_of_llama_bench(model, tmp_path, roof):
     assert rows[3][4] == "0.25" and rows[3][6] == f"{data['mbu']:.0%}" and rows[3][2] == "1"
     assert len({len(row) for row in rows[:5]}) == 1  # a | in an option ends no cell
     assert "| not explained |" in out and data["machine"]["id"] in out and out.startswith("**tiny-Q4_K_M.gguf**")
+
+
+def test_markdown_of_a_running_server():
+    """The keys of kit explain URL --json: causes of the decode alone, a test's name by its positions."""
+    cause = {
+        "name": "memory",
+        "of": "decode",
+        "seconds": 0.03,
+        "interval": [0.02, 0.04],
+        "evidence": "33 ms | read",
+        "remedy": "",
+    }
+    answer = {
+        "engine": {"name": "llama-server", "version": "b1", "threads": 8, "model": "m"},
+        "decode": {"tokens_per_second": 10.0, "seconds": 0.1, "interval": [0.09, 0.11], "positions": 64},
+        "bound": {"seconds": 0.03, "bytes": 1, "bandwidth": 3e10}, "mbu": 0.3,
+        "prompt": {"tokens_per_second": 50.0, "points": [{"positions": 128, "seconds": 1}, {"positions": 512, "seconds": 9}]},
+        "at_depth": {"positions": 4096, "tokens_per_second": 5.0, "seconds": 0.2, "interval": [0.2, 0.2]},
+        "causes": [cause, cause | {"name": "load", "of": "first request"}],
+    }  # fmt: skip
+    out = pasted.markdown(answer)
+    assert "| `llama-server` | b1 | 8 | pp512 | 50 |" in out and "| tg @ d64 | 10 | 9.091 to 11.11 | 30% |" in out
+    assert "| tg @ d4096 | 5 | 5 to 5 |" in out and "loading the model" not in out and "33 ms \\| read" in out
+    assert "memory reads at 30.0 GB/s. Measured by kit" in out

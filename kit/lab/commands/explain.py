@@ -94,9 +94,12 @@ def command(
         others |= {"--engine": engines, "--threads": threads, "--depth": depth}
         if wrong := [name for name, value in others.items() if value]:
             raise CacheError(f"{file} is a running server: leave out {', '.join(wrong)}")
-        from kit.lab.explaining import running_answer
+        from kit.lab.explaining import of_engines, pasted, running_answer
 
-        running_answer.explain(file, click.echo, served or "", None, thorough, as_json, compare, trying)
+        say = (lambda text: None) if markdown else click.echo
+        answer = running_answer.explain(file, say, served or "", None, thorough, as_json, compare, trying)
+        if markdown:
+            click.echo(pasted.markdown(answer | {"machine": of_engines.this_machine()}))
         return None
     if wrong := [name for name, value in ours.items() if value]:
         raise CacheError(f"{', '.join(wrong)}: give the URL of a running server in place of {file}")

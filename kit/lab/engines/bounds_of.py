@@ -1,10 +1,9 @@
 """The limits of a file on this machine: a decode's by bytes over bandwidth, a prompt's by operations over arithmetic."""
 
 from dataclasses import dataclass
-from functools import partial
 
 from kit.gguf.uses import bytes_used, uses_of
-from kit.lab.measuring import arithmetic, limits, machine
+from kit.lab.measuring import arithmetic, slices
 
 _HEADS = ("output.weight", "token_embd.weight")  # computed for the last token of a prompt alone
 
@@ -60,15 +59,13 @@ class Roof:
         return rows
 
 
-def measured(by: str = "kit explain --engine") -> Roof:
+def measured() -> Roof:
     """This machine now, in some seconds."""
-    known = limits.known(partial(machine.probe, leave_out=("copy_gbps", "f32_gflops")), by)
     rates = arithmetic.probe()
-    methods = {"bandwidth": known.machine.methods.get("read_gbps", "")} | {kind: rate.method for kind, rate in rates.items()}
-    return Roof(known.now * 1e9, {kind: rate.best for kind, rate in rates.items()}, methods)
+    methods = {"bandwidth": "the fastest slice of memory that kit reads"} | {kind: rate.method for kind, rate in rates.items()}
+    return Roof(slices.read_gbps() * 1e9, {kind: rate.best for kind, rate in rates.items()}, methods)
 
 
-def again(roof: Roof, by: str = "kit explain --engine") -> None:
+def again(roof: Roof) -> None:
     """Probe the memory once more, after the engines: the best of all probes counts."""
-    known = limits.known(partial(machine.probe, leave_out=("copy_gbps", "f32_gflops")), by)
-    roof.bandwidth = max(roof.bandwidth, known.now * 1e9)
+    roof.bandwidth = max(roof.bandwidth, slices.read_gbps() * 1e9)

@@ -64,11 +64,15 @@ def explain(
     compared = [turns.ratio(first.label, each.label, rows) for each in later for rows in series]
     return records[0] | {
         "file": {"name": model_name(name), "path": str(path), "bytes": sum(file.sizes), "label": label and label.to_json()},
-        "machine": {"id": machine_id(), "cpu": cpu_name(), "cores": cores()._asdict(), "cores_told": cores().told,
-                    "bandwidth": roof.bandwidth, "rates": roof.rates, "methods": roof.methods},
+        "machine": this_machine() | vars(roof),
         "work": vars(work), "engines": records, "threads": swept,
         "compared": [each.to_json() for each in compared if each],
     }  # fmt: skip
+
+
+def this_machine() -> dict:
+    """Its name, CPU and cores."""
+    return {"id": machine_id(), "cpu": cpu_name(), "cores": cores()._asdict(), "cores_told": cores().told}
 
 
 def usual() -> list[str]:

@@ -1,6 +1,7 @@
 """What people paste into an issue: a table with llama-bench's names, the causes, and the machine. One function writes it."""
 
 from kit import __version__
+from kit.lab.explaining.causes import DECODE
 from kit.units import format_bytes, format_seconds
 
 _CAUSES = {  # name of a cause in JSON -> in words
@@ -42,25 +43,41 @@ def _table(records: list[dict]) -> str:
         engine = record["engine"]
         who = [engine.get("label") or engine["name"], engine.get("version") or "", engine.get("threads") or ""]
         decode, prompt, deep = record.get("decode"), record.get("prompt"), record.get("at_depth")
-        for test, share in ((prompt, None), (decode, record.get("mbu")), (deep, deep and deep.get("mbu"))):
+        for kind, test, share in (
+            ("pp", prompt, None),
+            ("tg", decode, record.get("mbu")),
+            ("tg", deep, deep and deep.get("mbu")),
+        ):
             if test:
-                lines.append("| " + " | ".join([*(f"`{_cell(who[0])}`", *map(_cell, who[1:])), *_numbers(test, share)]) + " |")
+                lines.append(
+                    "| " + " | ".join([*(f"`{_cell(who[0])}`", *map(_cell, who[1:])), *_numbers(kind, test, share)]) + " |"
+                )
     return "\n".join(lines)
 
 
-def _numbers(test: dict, share: float | None) -> list[str]:
+def _name(kind: str, test: dict) -> str:
+    """A test as llama-bench names it; of a server by the positions that it was measured at."""
+    if "name" in test:
+        return test["name"]
+    if points := test.get("points"):
+        return f"{kind}{points[-1]['positions']}"
+    return f"{kind} @ d{test.get('positions', 0)}"
+
+
+def _numbers(kind: str, test: dict, share: float | None) -> list[str]:
     """Name, tokens per second, their interval and the share of the memory's bandwidth of one test."""
+    name = _name(kind, test)
     if not test.get("tokens_per_second"):
-        return [test["name"], _cell("; ".join(test.get("problems") or ["none"])), "", ""]
+        return [name, _cell("; ".join(test.get("problems") or ["none"])), "", ""]
     low, high = (f"{1 / end:.4g}" for end in reversed(test["interval"])) if test.get("interval") else ("", "")
-    return [test["name"], f"{test['tokens_per_second']:.4g}", f"{low} to {high}" * bool(low), f"{share:.0%}" if share else ""]
+    return [name, f"{test['tokens_per_second']:.4g}", f"{low} to {high}" * bool(low), f"{share:.0%}" if share else ""]
 
 
 def _causes(record: dict) -> str:
     engine, decode = record["engine"], record["decode"]
     lines = [f"A token of `{_cell(engine.get('label') or engine['name'])}` takes {format_seconds(decode['seconds'])}:", ""]
     lines += ["| part | time | evidence | remedy |", "|---|---:|---|---|"]
-    for cause in record["causes"]:
+    for cause in (each for each in record["causes"] if each.get("of") in (None, DECODE)):
         name, remedy = _CAUSES.get(cause["name"], cause["name"]), cause.get("remedy") or ""
         lines.append(f"| {name} | {format_seconds(cause['seconds'])} | {_cell(cause['evidence'])} | {_cell(remedy)} |")
     return "\n".join(lines)
@@ -78,8 +95,9 @@ def _threads(label: str, swept: dict) -> str:
 
 def _machine(data: dict) -> str:
     machine = data.get("machine") or {}
-    bandwidth = machine.get("bandwidth") or data["bound"]["bandwidth"]
+    bandwidth = machine.get("bandwidth") or (data.get("bound") or {}).get("bandwidth")
     rates = "".join(f", {kind} {rate / 1e9:.0f} GOP/s" for kind, rate in (machine.get("rates") or {}).items())
     who = ", ".join(filter(None, [machine.get("cpu"), machine.get("cores_told")])) or "this machine"
     known = f", machine `{machine['id']}`" if machine.get("id") else ""
-    return f"{_cell(who)}; memory reads at {bandwidth / 1e9:.1f} GB/s{rates}. Measured by kit {__version__}{known}."
+    reads = f"; memory reads at {bandwidth / 1e9:.1f} GB/s{rates}" if bandwidth else ""
+    return f"{_cell(who)}{reads}. Measured by kit {__version__}{known}."

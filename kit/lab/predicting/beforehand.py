@@ -1,43 +1,28 @@
 """What the header of a file says before anybody runs or downloads it: bytes per token, and the most tokens per second here."""
 
-from functools import partial
 from typing import NamedTuple
 
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.labels import label_of
-from kit.lab.measuring import state
+from kit.lab.measuring import slices, state
 from kit.system import memory_available
 
+_SECONDS = 0.3
 _FREE = 1 << 30  # bytes without which nothing is measured: a probe takes 192 MiB
 
 
 class Reads(NamedTuple):
-    """GB/s at which memory reads. ``of``: "now", or the date of the best known of this machine where now cannot be measured."""
+    """GB/s at which memory reads now; ``of``: "now", or the date of a measurement."""
 
     gbps: float
-    of: str
-
-    @property
-    def told(self) -> str:
-        """In words."""
-        return f"memory reads at {self.gbps:.1f} GB/s" + (" now" if self.of == "now" else f", the best known, of {self.of}")
+    of: str = "now"
 
 
 def reads() -> Reads | None:
-    """What memory gives, in about 30 ms; None where that cannot be measured and nothing is known.
-
-    Where the caches hold what a quick probe reads, the best known counts, which is measured once where there is none.
-    """
-    enough = memory_available() >= _FREE
-    if enough and not state.in_caches():
-        return Reads(state.probe_state().read_gbps, "now")
-    from kit.lab.measuring import limits, machine, measurements  # which import torch
-
-    known = measurements.shared().best(measurements.READ, "GB/s")
-    if known is None and enough:
-        now = limits.known(partial(machine.probe, leave_out=("copy_gbps", "f32_gflops")), "kit inspect")
-        return Reads(now.machine.read_gbps, "now")
-    return known and Reads(max(known.samples), known.at[:10])
+    """What memory gives, in at most a second; None where so little is free that it cannot be measured."""
+    if memory_available() < _FREE:
+        return None
+    return Reads(slices.read_gbps(_SECONDS) if state.in_caches() else state.probe_state().read_gbps)
 
 
 def header_facts(file, memory: Reads | None) -> dict:
