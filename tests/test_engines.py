@@ -217,7 +217,7 @@ def test_the_work_of_a_file_is_counted_from_its_tensors(model):
 
 
 def test_a_prompt_is_bound_by_arithmetic_or_by_memory():
-    work = bounds_of.Work(1e6, 2e6, 1e6, 1e9, 512)
+    work = bounds_of.FileWork(1e6, 2e6, 1e6, 1e9, 512)
     rows = bounds_of.Roof(1e6, {"float32": 1e8, "int8": 4e9}, {}).prompt(work)
     assert rows["float32"]["seconds"] == pytest.approx(10 / 512) and rows["float32"]["by"] == "arithmetic"
     assert rows["int8"]["seconds"] == pytest.approx(1 / 512) and rows["int8"]["by"] == "memory"

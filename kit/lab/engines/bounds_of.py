@@ -9,7 +9,7 @@ _HEADS = ("output.weight", "token_embd.weight")  # computed for the last token o
 
 
 @dataclass(frozen=True)
-class Work:
+class FileWork:
     """What a file asks for. ``token_bytes``: of weights that a token reads; ``token_operations``: multiplications and additions
     of its products with weights. ``prompt_bytes``, ``prompt_operations``: of ``tokens`` together, the output head once."""
 
@@ -20,7 +20,7 @@ class Work:
     tokens: int
 
 
-def work_of(file, tokens: int) -> Work:
+def work_of(file, tokens: int) -> FileWork:
     """The work of an open file. Attention is left out, so that what follows from it is a limit."""
     uses = uses_of(file)
     matrices = [use for use in uses if not use.is_rows and len(file.tensors[use.name].shape) > 1]
@@ -28,7 +28,7 @@ def work_of(file, tokens: int) -> Work:
     head = next((name for name in _HEADS if name in each), "")
     whole = sum(each.values())
     prompt = tokens * (whole - each.get(head, 0.0)) + each.get(head, 0.0)
-    return Work(bytes_used(uses), whole, bytes_used(uses, tokens=tokens), prompt, tokens)
+    return FileWork(bytes_used(uses), whole, bytes_used(uses, tokens=tokens), prompt, tokens)
 
 
 @dataclass
@@ -40,12 +40,12 @@ class Roof:
     rates: dict[str, float]
     methods: dict[str, str]
 
-    def decode(self, work: Work, kept: float = 0.0) -> dict:
+    def decode(self, work: FileWork, kept: float = 0.0) -> dict:
         """For ``bound`` of the JSON of kit explain; ``kept``: bytes of keys and values that a token reads as well."""
         nbytes = work.token_bytes + kept
         return {"seconds": nbytes / self.bandwidth, "bytes": nbytes, "bandwidth": self.bandwidth}
 
-    def prompt(self, work: Work) -> dict[str, dict]:
+    def prompt(self, work: FileWork) -> dict[str, dict]:
         """Kind of arithmetic -> the least seconds per token of a prompt, its operations per second, and what limits it."""
         read = work.prompt_bytes / self.bandwidth
         rows = {}
