@@ -6,11 +6,12 @@ Layouts: Ollama's manifests and blobs (its docs/faq.md), LM Studio's and Jan's f
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+import platformdirs
 
 from kit.errors import GGUFError, nearest
 from kit.gguf.parts import begins_model
@@ -38,13 +39,6 @@ def _given(variable: str, *rest: str) -> list[Path]:
     return [Path(os.environ[variable]).expanduser().joinpath(*rest)] if os.environ.get(variable) else []
 
 
-def _cache(*parts: str) -> Path:
-    """Below the user's cache folder, as llama.cpp and Hugging Face's programs have it."""
-    if sys.platform == "darwin" and parts[0] != "huggingface":
-        return _home("Library", "Caches", *parts)
-    return next(iter(_given("XDG_CACHE_HOME")), _home(".cache")).joinpath(*parts)
-
-
 def _ollama_folders() -> list[Path]:
     system = [Path(root, ".ollama", "models") for root in ("/usr/share/ollama", "/var/lib/ollama", "/root")]
     return _given("OLLAMA_MODELS") or [_home(".ollama", "models"), *system]
@@ -66,7 +60,11 @@ def _jan_folders() -> list[Path]:
 
 
 def _hub_folders() -> list[Path]:
-    return _given("HF_HUB_CACHE") or _given("HF_HOME", "hub") or [_cache("huggingface", "hub")]
+    return (
+        _given("HF_HUB_CACHE")
+        or _given("HF_HOME", "hub")
+        or [next(iter(_given("XDG_CACHE_HOME")), _home(".cache")) / "huggingface" / "hub"]
+    )
 
 
 def _ollama(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -114,7 +112,7 @@ def _llama(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _llama_folders() -> list[Path]:
-    return _given("LLAMA_CACHE") or [_cache("llama.cpp")]
+    return _given("LLAMA_CACHE") or [platformdirs.user_cache_path("llama.cpp")]
 
 
 def _files(folder: Path) -> Iterator[Path]:
