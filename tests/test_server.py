@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 
+import documented
 import pytest
 import served
 from click.testing import CliRunner
@@ -301,7 +302,7 @@ def test_the_first_answer_the_json_and_nothing_left_running(server, tmp_path):
     code, out, said = explain(server.url, "--json")
     assert code == 0, said
     told = json.loads(out)
-    assert {"engine", "decode", "prompt", "bound", "mbu", "causes"} <= told.keys()
+    assert {"engine", "decode", "prompt", "bound", "mbu", "causes"} <= told.keys() <= documented.keys("explain URL")
     assert {"name", "version", "threads", "flags"} <= told["engine"].keys()
     wanted = {"tokens_per_second", "seconds", "interval", "tokens_received", "tokens_asked"}
     assert wanted <= told["decode"].keys() and {"seconds", "bytes", "bandwidth"} == told["bound"].keys()

@@ -1,7 +1,6 @@
 """What kit explain says of a running server: sentences in the order in which they are known, and the same as plain data."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +20,7 @@ def sections(running: Running) -> Iterator[tuple[str, object, str]]:
     yield from _decode(running)
     yield "prompt", _prompt(running), _prompt_told(running)
     if running.load:
-        yield "load", None, _account(running.load, "The first request")
+        yield "", None, _account(running.load, "The first request")
     yield "second_turn", running.turns, _turn_told(running)
     yield "at_depth", _deep(running), _deep_told(running)
     found = all_causes(running)
@@ -30,8 +29,9 @@ def sections(running: Running) -> Iterator[tuple[str, object, str]]:
 
 
 def _decode(running: Running) -> Iterator[tuple[str, object, str]]:
-    yield "engine", engine(running), _who(running)
+    yield "", None, _who(running)
     windows = running.windows
+    yield "engine", engine(running), ""
     token, (low, high) = float(np.mean([window.seconds for window in windows])), interval(windows)
     least, got = running.least(NEAR), running.decodes
     received, asked = sum(each.answered for each in got), sum(each.asked for each in got)
@@ -182,8 +182,3 @@ def _faults(running: Running) -> str:
         return ""
     told = "; ".join(dict.fromkeys(running.faults))
     return paragraph(f"{len(running.faults)} answers were no measurement and count for nothing: {told}.")
-
-
-def name_of(path: Path | None) -> str:
-    """A file's name; "" of none."""
-    return path.name if path else ""
