@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from itertools import groupby
 
 from kit.errors import NoTokenizer, TokenizerError
 from kit.gguf.keys import REQUIRED, Keys
-from kit.model.pretokenizers import PRE_TOKENIZERS, byte_symbols
+from kit.model.pretokenizers import DIGITS, PRE_TOKENIZERS, byte_symbols, threes
 from kit.model.special_tokens import BYTE, PREFIX
 from kit.model.vocabulary import SPACE, Tokenizer, Words, characters, encoded, merge, valid
 
@@ -70,9 +71,18 @@ class BytePair(Tokenizer):
         return bytes(_BYTES[c] for c in shown) if _BYTES.keys() >= set(shown) else text
 
 
-def _splitter(patterns: Sequence[str]) -> Callable[[str], list[str]]:
+def _splitter(patterns: Sequence[str | Callable]) -> Callable[[str], list[str]]:
     """A function that cuts text into words, by Oniguruma in the tokenizers library: Python's ``re`` has no \\p{L}."""
     from tokenizers import Regex, pre_tokenizers
 
-    cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns])
-    return lambda text: [word for word, _ in cut.pre_tokenize_str(text)]
+    def by_patterns(group):
+        cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in group])
+        return lambda text: [word for word, _ in cut.pre_tokenize_str(text)]
+
+    digits = pre_tokenizers.Split(Regex(DIGITS), "removed")
+    in_threes = lambda text: threes(text, [place for _, place in digits.pre_tokenize_str(text)])  # noqa: E731
+    steps = []
+    for of_text, group in groupby(patterns, lambda pattern: isinstance(pattern, str)):
+        some = [*group]
+        steps += [by_patterns(some)] if of_text else [in_threes if cut is threes else cut for cut in some]
+    return lambda text: reduce(lambda words, cut: [piece for word in words for piece in cut(word)], steps, [text])

@@ -1,9 +1,12 @@
 """Pre-tokenizers: the patterns that cut text into words before merging, by the name in ``tokenizer.ggml.pre``.
 
 The patterns are those of the models' tokenizers, or llama.cpp's approximations, so that both give the same tokens. They
-are in Oniguruma's syntax.
+are in Oniguruma's syntax. Each takes time that is linear in the text: what would look ahead from every character is a function.
 """
 
+import itertools
+import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 _ENGLISH = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -61,11 +64,34 @@ EXAONE = (
 _WORD_AFTER_SYMBOL = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
 DEEPSEEK3 = rf"{_WORD_AFTER_SYMBOL}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_LINES}"
 SPARK = rf"{_WORD_AFTER_SYMBOL}| ?[\p{{P}}\p{{S}}]+|[\r\n]|{_BLANKS}"
-_THREES = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # digits in threes from the right, with the text before them
+
+DIGITS, _ASCII_DIGITS = r"\p{N}+", re.compile("[0-9]+")
+
+
+def threes(text: str, others: list[tuple[int, int]]) -> list[str]:
+    r"""Digits in threes from the right, the first with the text before them: \P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N})), and
+    what is left. ``others``: where (first, end) the text has something else than digits."""
+    ends, cuts = [0, *(end for _, end in others)], []
+    for first, end in zip(ends, [*(start for start, _ in others), len(text)], strict=True):  # of digits
+        cuts += [*range(first + (end - first - 1) % 3 + 1, end, 3), end] if end > first else []
+    return _pieces(text, cuts)
+
+
+def ascii_threes(text: str) -> list[str]:
+    """Cut before each three digits from the right of those from 0 to 9."""
+    return _pieces(
+        text, [at for run in _ASCII_DIGITS.finditer(text) for at in range(run.start() + len(run[0]) % 3, run.end(), 3)]
+    )
+
+
+def _pieces(text, cuts):
+    cuts = dict.fromkeys([0, *cuts, len(text)])
+    return [text[start:stop] for start, stop in itertools.pairwise(cuts)]
 
 
 class PreTokenizer(NamedTuple):
-    """``patterns`` are applied in order, each to the pieces of the one before; text between matches is a piece too.
+    """``patterns`` are applied in order, each to the pieces of the one before; text between matches is a piece too. Among them
+    may be ``threes``, which gets what the pattern of digits leaves, and another function of a piece.
 
     ``whole_words``: a word that is a token is not merged. ``add_bos``: the default if the file does not say. ``raw``:
     symbols are characters, with a space as "▁" and bytes as ``<0xE2>``, instead of bytes as printable characters.
@@ -73,7 +99,7 @@ class PreTokenizer(NamedTuple):
     begins with a space.
     """
 
-    patterns: tuple[str, ...]
+    patterns: tuple[str | Callable, ...]
     whole_words: bool = False
     add_bos: bool = False
     raw: bool = False
@@ -88,7 +114,7 @@ _KINDS = {
     "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": PreTokenizer((r"\p{N}", GPT2)),
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": PreTokenizer((LLAMA3,), True, True),
     "dbrx smaug-bpe glm4 glm5 chatglm-bpe": PreTokenizer((LLAMA3,)),
-    "jais-2": PreTokenizer((rf"{_ENGLISH}|{_LETTERS}|\p{{N}}{{1,3}}|{_SYMBOLS}|\s*[\r\n]+|{_HALVES}",)),
+    "jais-2": PreTokenizer((rf"{_ENGLISH}|{_LETTERS}|\p{{N}}{{1,3}}|{_SYMBOLS}|(?<![^\S\r\n])\s*[\r\n]+|{_HALVES}",)),
     "qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2 f2llmv2": PreTokenizer((QWEN2,)),
     "qwen35": PreTokenizer((QWEN35,)),
     "laguna": PreTokenizer((LINE, QWEN2)),
@@ -102,9 +128,9 @@ _KINDS = {
     "gpt-4o llama4 kanana2 talkie minimax-m2": PreTokenizer((GPT4O,)),
     "granite-embed-multi-97m": PreTokenizer((GRANITE,), True),
     "youtu": PreTokenizer(("[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _KANA, YOUTU), True),
-    "tiny_aya cohere2moe": PreTokenizer((_THREES, AYA)),
+    "tiny_aya cohere2moe": PreTokenizer((threes, AYA)),
     "kimi-k2": PreTokenizer((KIMI,)),
-    "superbpe": PreTokenizer((r"\p{N}+", r"[\s\S]+?(?=(?:[0-9]{3})+(?![0-9])|\z)")),
+    "superbpe": PreTokenizer((DIGITS, ascii_threes)),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")),
     "bloom poro-chat gpt3-finnish": PreTokenizer((BLOOM,)),
     "viking": PreTokenizer((BLOOM, r"\p{N}")),
@@ -112,12 +138,12 @@ _KINDS = {
         ("<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", r"[\t\n]|    |  ", r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", GPT2), add_bos=True
     ),
     "deepseek-llm": PreTokenizer(
-        (r"[\r\n]", rf"\s?{_LATIN}", r"\s?[!-/:-~！-／：-～‘-‟\x{3001}-。]+", r"\s+\z", _HANGUL, r"\p{N}+")
+        (r"[\r\n]", rf"\s?{_LATIN}", r"\s?[!-/:-~！-／：-～‘-‟\x{3001}-。]+", r"(?<!\s)\s+\z", _HANGUL, r"\p{N}+")
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HANGUL, r"\p{N}")),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": PreTokenizer((r"\p{N}{1,3}", _KANA, DEEPSEEK3)),
     "spark2_5": PreTokenizer((r"\p{N}{1,3}", _KANA, SPARK, r"\p{N}")),
-    "afmoe": PreTokenizer((_THREES, _SCRIPTS, DEEPSEEK3)),
+    "afmoe": PreTokenizer((threes, _SCRIPTS, DEEPSEEK3)),
     "gemma4 granite-embed-multi-311m": PreTokenizer((LINE,), add_bos=True, raw=True, whole_lines=True),
     "sarvam-moe": PreTokenizer((LINE,), raw=True),
     "mmbert": PreTokenizer((LINE, "▁[^▁]*"), raw=True, spaced=True),
