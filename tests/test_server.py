@@ -22,7 +22,7 @@ from kit.lab.engines.started import Started, changed
 from kit.lab.explaining import refused as refused_load
 from kit.lab.explaining import running_answer
 from kit.lab.explaining.running import Running
-from kit.system import groups
+from kit.system import groups, usable_cores
 
 
 def explain(*words):
@@ -316,6 +316,27 @@ def test_the_first_answer_the_json_and_nothing_left_running(server, tmp_path):
                                        "interval": [2 * end for end in told["decode"]["interval"]]}})  # fmt: skip
     assert compared["times"] == pytest.approx(0.5)
     assert server.process.poll() is None, "the user's server goes on"
+
+
+@pytest.mark.slow
+def test_a_change_is_tried_in_turn_with_a_server_that_kit_starts(smollm2, monkeypatch):
+    """Eight threads on fewer cores, and the flag that cures it."""
+    for name, value in served.PASSIVE.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("kit.lab.engines.llama_cpp.ENVIRONMENT", {})
+    monkeypatch.setattr("kit.lab.measuring.slices.read_gbps", lambda: 20.0)
+    monkeypatch.setattr(running_answer, "_BUDGET", 1.0)
+    monkeypatch.setattr(running_answer, "_ROUNDS", 2)
+    threads = 8 * usable_cores()
+    code, out, said = explain(smollm2, "--engine", f"xllamacpp -t {threads} -c 256", "--try", "--json")
+    assert code == 0, said
+    told = json.loads(out)
+    assert told["engine"]["threads"] == threads
+    tried = told["tried"]
+    assert tried["change"] == f"-t {usable_cores()}" and tried["times"] == pytest.approx(
+        tried["before"] / tried["after"], rel=0.6
+    )
+    assert f"-c 256 -t {usable_cores()}`" in " ".join(tried["told"].split())
 
 
 def test_an_answer_to_compare_with_that_is_none(server, tmp_path):

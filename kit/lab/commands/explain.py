@@ -29,7 +29,7 @@ TRACE = click.Path(exists=True, dir_okay=False)
 @click.option("--markdown", is_flag=True, help="Print a table to paste into an issue.")
 @click.option("--served", metavar="NAME", help="The model to explain, of a server that has several.")
 @click.option("--compare", type=TRACE, metavar="JSON", help="Compare a server with an earlier answer of --json.")
-@click.option("--try", "trying", is_flag=True, help="Name the command that makes the change to a server.")
+@click.option("--try", "trying", is_flag=True, help="Make the change to a server that --engine starts; else name its command.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
 def command(
     file, memory, room, tokens, trace, via, skew, thorough, machine, everything, again, as_json, engines, threads, depth,
@@ -53,7 +53,8 @@ def command(
     With the URL of a running server (llama-server, Ollama, or any OpenAI-compatible one), kit measures that server as its
     client, finds the process and the file behind the port, and watches both meanwhile. The answer is causes that add up to
     the time per token, each with its evidence and what to change in that server's own words. A key comes from the variable
-    KIT_SERVER_KEY.
+    KIT_SERVER_KEY. With --engine './llama-server -t 8' kit starts the server itself, and --try then makes the change and times
+    both in turn.
 
     With --machine nothing is run. kit predicts the time per token for blocks that are mapped, locked or read, and for
     float32, from the table of tensors, the compressibility of the file, the maker's bandwidth, and guesses that are marked
@@ -84,6 +85,7 @@ def command(
     from kit.errors import CacheError
     from kit.gguf.foreign import check_model
     from kit.gguf.remote import is_remote
+    from kit.lab.engines import started
     from kit.lab.engines.server import is_server
     from kit.lab.predicting.oracle import read_trace
 
@@ -101,6 +103,10 @@ def command(
         if markdown:
             click.echo(pasted.markdown(answer | {"machine": of_engines.this_machine()}))
         return None
+    if len(engines) == 1 and not (threads or depth or markdown) and (is_server(engines[0]) or started.is_server(engines[0])):
+        from kit.lab.explaining import running_answer
+
+        return running_answer.of_engine(file, engines[0], click.echo, served or "", thorough, as_json, compare, trying)
     if wrong := [name for name, value in ours.items() if value]:
         raise CacheError(f"{', '.join(wrong)}: give the URL of a running server in place of {file}")
     if engines or threads or depth or markdown:

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import kit
 from kit.errors import ServerError
+from kit.gguf.foreign import check_model
+from kit.gguf.sources import resolve
+from kit.lab.engines.server import is_server
 from kit.lab.engines.started import Started, changed
 from kit.lab.explaining import causes, running_words
 from kit.lab.explaining.running import NEAR, Running
@@ -14,7 +18,7 @@ from kit.lab.explaining.tables import paragraph
 from kit.lab.measuring.state import BUSY
 from kit.units import format_seconds, to_json
 
-_ANY = 10_000.0  # seconds of a budget that waits for everything
+_BUDGET, _ANY = 45.0, 10_000.0  # seconds for what comes after the first answer; of a budget that waits for everything
 _ROUNDS = 4  # of before and after, in turn
 
 
@@ -26,7 +30,7 @@ def explain(
     earlier answer as JSON. ``trying``: name the command that makes the change, because this server is the user's own."""
     before = _read(compare) if compare else None
     answer: dict = {}
-    with Running(url, served, file, **({"budget": _ANY} if thorough else {})) as running:
+    with Running(url, served, file, budget=_ANY if thorough else _BUDGET) as running:
         for key, value, text in running_words.sections(running):
             if key:
                 answer[key] = value
@@ -40,6 +44,23 @@ def explain(
     if as_json:
         say(to_json(answer))
     return answer
+
+
+def of_engine(
+    name: str, engine: str, say: Callable[[str], object], served: str, thorough: bool, as_json: bool, compare: str | None,
+    trying: bool,
+) -> None:  # fmt: skip
+    """Explain one server that was named by --engine: its URL, or what starts it on the file ``name``."""
+    file = resolve(name)
+    with kit.open(file) as opened:
+        check_model(opened)
+    if is_server(engine):
+        explain(engine, say, served, file, thorough, as_json, compare, trying)
+    elif trying:
+        try_change(engine, file, say, as_json)
+    else:
+        with Started(engine, file) as server:
+            explain(server.url, say, served, file, thorough, as_json, compare)
 
 
 def _read(path: str) -> dict:
@@ -96,17 +117,18 @@ _VALUES = ("on", "off", "auto")
 
 def try_change(spec: str, file: Path, say: Callable[[str], object], as_json: bool = False) -> dict:
     """Explain a llama-server that kit starts, change what the largest cause names, and time both in turn."""
+    tell = (lambda text: None) if as_json else say
     with Started(spec, file) as server:
-        answer = explain(server.url, say, file=file, as_json=False)
-    worst = next((each for each in answer["causes"] if each["name"] == _largest(answer)), None)
-    change = flags(worst["remedy"]) if worst else ""
+        answer = explain(server.url, tell, file=file)
+    change = flags(answer["change"]["remedy"]) if answer["change"] else ""
     if not change:
-        say("There is no flag to try.\n")
+        tell("There is no flag to try.\n")
+        as_json and say(to_json(answer))
         return answer
     new = changed(spec, change)
     seconds = turns(file, spec, new, _ROUNDS)
     answer["tried"] = {"change": change} | told_in_turn(spec, new, seconds)
-    say(answer["tried"]["told"] + "\n")
+    tell(answer["tried"]["told"] + "\n")
     if as_json:
         say(to_json(answer))
     return answer
@@ -125,12 +147,6 @@ def turns(file: Path, before: str, after: str, rounds: int) -> dict[str, list[fl
             for spec in list(sides) if number % 2 == 0 else list(sides)[::-1]:
                 seconds[spec].append(sides[spec].again(prompts[spec]).seconds)
     return seconds
-
-
-def _largest(answer: dict) -> str:
-    rows = [causes.Cause(each["name"], each["seconds"], *each["interval"], of=each["of"]) for each in answer["causes"]]
-    worst = causes.largest(rows)
-    return worst.name if worst else ""
 
 
 def told_in_turn(before: str, after: str, seconds: dict[str, list[float]]) -> dict:

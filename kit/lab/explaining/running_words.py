@@ -24,7 +24,10 @@ def sections(running: Running) -> Iterator[tuple[str, object, str]]:
     yield "second_turn", running.turns, _turn_told(running)
     yield "at_depth", _deep(running), _deep_told(running)
     found = all_causes(running)
-    yield "causes", [plain(cause) for cause in found if cause.name != causes.PROMPT], _change(running, found)
+    yield "causes", [plain(cause) for cause in found if cause.name != causes.PROMPT], ""
+    worst = causes.largest(found)
+    change = {"cause": worst.name, "of": worst.of, "remedy": worst.remedy} if worst else None
+    yield "change", change, _change(worst, found)
     yield "faults", running.faults, _faults(running)
 
 
@@ -167,8 +170,7 @@ def plain(cause: Cause) -> dict:
     }  # fmt: skip
 
 
-def _change(running: Running, found: list[Cause]) -> str:
-    worst = causes.largest(found)
+def _change(worst: Cause | None, found: list[Cause]) -> str:
     if worst is None:
         return paragraph("To change: nothing that kit can see. No cause but memory and the server's own arithmetic takes a "
                          "tenth of the time; a smaller quantization reads fewer bytes.")  # fmt: skip
