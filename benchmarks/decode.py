@@ -25,8 +25,8 @@ from benchmarks._files import cached_model, fetch
 from benchmarks._turns import LEAST, Side, serve
 from kit.errors import KitError, ModelError
 from kit.gguf.trained import TRAINED
+from kit.lab.engines.compared import OURS
 from kit.lab.engines.llama_cpp import ENVIRONMENT, Llama, available
-from kit.lab.engines.processes import OURS
 from kit.lab.measuring import measure
 from kit.model.linear import LINEAR
 from kit.system.paths import models_folder
@@ -74,7 +74,9 @@ for tier in TIERS:
 
 
 PEER = "llama.cpp"  # the ratios are of its speed
-ENGINE_OF = {way: engine for engine, way in OURS.items()} | {IK: IK}  # of kit.lab.explaining.peers; other sides are llama.cpp
+ENGINE_OF = {row.product.linear: name for name, row in OURS.items()} | {
+    IK: IK
+}  # of kit.lab.explaining.peers; other sides are llama.cpp
 
 
 def run(only: str = "", samples: int = 6, pages: str = "large") -> pd.DataFrame:

@@ -22,7 +22,7 @@ from kit.lab.findings import dequantizers, own_engine, pressed, pressure
 from kit.lab.measuring import disk, measurements
 from kit.lab.predicting import routing
 from kit.lab.predicting.measured import Cost
-from kit.lab.predicting.ways import BLOCKS, BLOCKS_INT8
+from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS
 from kit.lab.synthetic.write import cached_model
 from kit.system.paths import ROOT, models_folder
 
@@ -74,7 +74,7 @@ QUICK = SLOW | {"kept": (0.05, 0.02, 0.02)}  # memory that is short costs nothin
 
 def int8_wins(study):
     """With a measured time of int8 that no other way reaches: the advice is one thing, whatever the machine does."""
-    study.measured[BLOCKS_INT8] = Measured(BLOCKS_INT8, (1e-6,), None, 0, torch.zeros(1))
+    study.measured[BLOCK_WAYS[-1]] = Measured(BLOCK_WAYS[-1], (1e-6,), None, 0, torch.zeros(1))
     return study
 
 
@@ -474,7 +474,7 @@ def test_a_quantity_that_an_earlier_notebook_measured_is_read_from_it(name, unti
 
 def test_a_way_that_page_07_measured_is_read_from_the_store_of_the_run(ran, tmp_path):
     """Even unlikely samples, and page 09 measures none of these ways again."""
-    store, taken = measurements.of_run(tmp_path), (BLOCKS, BLOCKS_INT8)
+    store, taken = measurements.of_run(tmp_path), (BLOCKS, BLOCK_WAYS[-1])
     for row in measurements.of_run(ran("07_memory_frontier")["lab"].out):
         store.add(replace(row, samples=(1234.5,)))
     later = cells.run("09_your_model", "measure", out=tmp_path)

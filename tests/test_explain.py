@@ -36,7 +36,7 @@ from kit.lab.predicting import oracle
 from kit.lab.predicting.measured import DTYPES, FUSED, Cost, Kind, measure_costs
 from kit.lab.predicting.order import Order, order_of
 from kit.lab.predicting.slot_waits import slot_waits
-from kit.lab.predicting.ways import BLOCKS, BLOCKS_INT8, LAZY, Prediction, UsedTensor, Way, predict, used_tensors
+from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, Prediction, UsedTensor, Way, predict, used_tensors
 from kit.model import budget
 from kit.system.rows import PAGE
 from kit.units import format_bytes, format_seconds
@@ -252,7 +252,7 @@ def test_int8_activations_are_no_choice_where_no_weight_is_quantized(odd):
         cost = Cost(ones, ones, dict.fromkeys(FUSED, 1.0))
         costs = {part.kind: cost for part in used_tensors(file, order).values()}
         ways = [found.way for found in tables.advice(file, order, costs, MACHINE, 1 << 20)]
-    assert BLOCKS in ways and BLOCKS_INT8 not in ways
+    assert BLOCKS in ways and BLOCK_WAYS[-1] not in ways
 
 
 def test_a_memory_that_holds_all_needs_no_choice():
@@ -553,8 +553,13 @@ def test_a_way_that_rounds_says_what_that_does(study, monkeypatch):
 def test_a_gain_is_told_with_the_loss_that_it_costs(path, monkeypatch):
     """As a sentence: "1.06 times as fast, if the quality does" was none. Where llama.cpp's speed is, its loss is known, too."""
     study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
-    ways = [answer.Reached(way.label, way, seconds, seconds, seconds, 0.0) for way, seconds in ((BLOCKS_INT8, 1), (BLOCKS, 2))]
-    study.__dict__ |= {"_predicted": [Prediction(way, 1, 1, None, 1, 1) for way in (BLOCKS, BLOCKS_INT8)], "kept_quality": {}}
+    ways = [
+        answer.Reached(way.label, way, seconds, seconds, seconds, 0.0) for way, seconds in ((BLOCK_WAYS[-1], 1), (BLOCKS, 2))
+    ]
+    study.__dict__ |= {
+        "_predicted": [Prediction(way, 1, 1, None, 1, 1) for way in (BLOCKS, BLOCK_WAYS[-1])],
+        "kept_quality": {},
+    }
     start = "To change: take int8 activations, 2.00 times as fast, if you accept their loss of quality"
     assert answer._change(study, ways)[0] == f"{start} (measured below)."
     study.kept_quality["int8 activations"] = {"kl": 0.0016, "kl_error": 0.0001}

@@ -11,7 +11,7 @@ from kit.lab.commands.cli import main
 from kit.lab.explaining import offer
 from kit.lab.measuring import measurements
 from kit.lab.predicting import quality
-from kit.lab.predicting.ways import BLOCKS, BLOCKS_INT8, BLOCKS_INT16
+from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS
 
 KL = {"kl": 0.018, "kl_error": 0.0004}
 
@@ -26,7 +26,7 @@ def model(tmp_path, monkeypatch):
 def measured(monkeypatch, file, rows, exact=0.05, rounded=0.04, others=0.0):
     """Qualities and speeds as explain and page 07 keep them."""
     monkeypatch.setattr(quality, "kept", lambda file: rows)
-    for way, seconds in ((BLOCKS, exact), (BLOCKS_INT16, 0.045), (BLOCKS_INT8, rounded)):
+    for way, seconds in ((BLOCKS, exact), (BLOCK_WAYS[1], 0.045), (BLOCK_WAYS[-1], rounded)):
         row = measurements.Reading(
             way.label, measurements.digest_of(file), (seconds,) * 3, "s", measurements.settings(), others
         )

@@ -116,7 +116,7 @@ def burn(seconds):
 def test_a_comparison_on_a_busy_machine_is_none(monkeypatch):
     """Threads of llama.cpp that spin starved beside other processes: "29.55 times llama.cpp's speed" was on an index."""
     busy = peers.beside(SPEEDS.assign(others=1.9))
-    assert busy[peers.TIMES].isna().all() and (busy["reason"] == peers.BUSY).all()
+    assert busy[peers.TIMES].isna().all() and (busy["reason"] == peers.BUSY_TOLD).all()
     assert peers.told(busy) == "Busy, not a comparison: other processes used 1.9 cores while 3 engines ran this file"
     assert peers.beside(SPEEDS)[peers.TIMES].notna().all()
 

@@ -24,7 +24,7 @@ from kit.lab.measuring import measurements
 from kit.lab.predicting import divergence, perplexity, quality
 from kit.lab.predicting.losses import format_kl
 from kit.lab.predicting.perplexity import windows
-from kit.lab.predicting.ways import BLOCKS, BLOCKS_INT8, LAZY, Way
+from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, Way
 from kit.lab.synthetic.write import synthesize
 
 
@@ -285,7 +285,7 @@ def test_damaged_rows_of_quality_are_measured_again(path, cached):
 
 
 def test_every_way_has_a_precision():
-    assert [way.precision for way in (LAZY, BLOCKS, BLOCKS_INT8)] == ["float32", "float32", "int8 activations"]
+    assert [way.precision for way in (LAZY, BLOCKS, BLOCK_WAYS[-1])] == ["float32", "float32", "int8 activations"]
     assert Way("LRU", 1, "bfloat16").precision == "bfloat16"
     assert Way("Pinned", 1, "int8").precision == "INT8 tiles"
 

@@ -23,7 +23,7 @@ from kit.lab.commands.cli import main
 from kit.lab.engines import llama_cpp, processes, requantize
 from kit.lab.explaining import quants
 from kit.lab.measuring import measurements
-from kit.lab.predicting.ways import BLOCKS_INT8
+from kit.lab.predicting.ways import BLOCK_WAYS
 from kit.lab.synthetic.write import synthesize
 from kit.units import to_json
 
@@ -183,7 +183,7 @@ def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(sourc
         row = {"file": source.name, "bytes": 9, "bits": 8.5, "way": "int8", "speed": 32.5, "bound": 3.0,
                "samples": [32.5, 55.0, 70.0], "gbps": 9.0, "kl": 0.0, "kl_error": 0.0, "same": 1.0, "memory": 9, "others": 0.0,
                "best": True}  # fmt: skip
-        reading = measurements.Reading(BLOCKS_INT8.label, digest, (1 / 49, 1 / 50, 1 / 51), "s", code)
+        reading = measurements.Reading(BLOCK_WAYS[-1].label, digest, (1 / 49, 1 / 50, 1 / 51), "s", code)
         measurements.of_run(tmp_path).add(reading)
         saved, recorded = tmp_path / "q.json", []
         lab = SimpleNamespace(out=tmp_path, record=lambda **given: recorded.append(given))
@@ -202,7 +202,7 @@ def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(sourc
             assert table["speed"].tolist() == [pytest.approx(speed), 32.5] and says in quants.advice(table)
             assert ("speed is" in quants.rows(table)) == (speed < 50)
     (only,) = recorded
-    assert only["quantity"] == f"{BLOCKS_INT8.quantity}, by kit quants" and only["samples"] == pytest.approx(reading.samples)
+    assert only["quantity"] == f"{BLOCK_WAYS[-1].quantity}, by kit quants" and only["samples"] == pytest.approx(reading.samples)
 
 
 def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(source, tmp_path):

@@ -139,13 +139,13 @@ def test_each_way_has_the_bound_of_the_pages_that_it_reads(folder):
     costs = {part.kind: Cost(ones, ones, {"fused": 1.0}) for part in parts.values()}
     mapped, used = dataclasses.replace(MACHINE, map_gbps=0.8 * MACHINE.read_gbps), bytes_used(order.uses)
     bounds = {}
-    for way in (BLOCKS, LAZY, Way("HashMap"), Way("Pinned", 1 << 30, linear="pinned blocks")):
+    for way in (BLOCKS, LAZY, Way("HashMap"), Way("Pinned", 1 << 30, linear="fused", holds="pinned")):
         plain, slow = (predict(way, parts, order, costs, machine, BackingStore(1.0)).bound for machine in (MACHINE, mapped))
         bounds[way] = plain, slow
     assert bounds[BLOCKS] == pytest.approx((used / 20e9, used / 16e9))
     (lazy, slow), row = bounds[LAZY], bytes_used([use for use in order.uses if use.is_rows])
     assert slow - lazy == pytest.approx((used - row) * (1 / 16e9 - 1 / 20e9), rel=1e-3)
-    for way in (Way("HashMap"), Way("Pinned", 1 << 30, linear="pinned blocks")):
+    for way in (Way("HashMap"), Way("Pinned", 1 << 30, linear="fused", holds="pinned")):
         assert bounds[way][0] == bounds[way][1] > 0
 
 

@@ -3,10 +3,12 @@
 import click
 from click.core import ParameterSource
 
+from kit.products import PRODUCTS
 from kit.units import to_json
 
-BLOCKS = ("fused", "fused-int16", "fused-int8")  # variants of kit.linear that use no cache and no backend
-THROUGH = {way: way.replace("fused", "blocks") for way in BLOCKS}  # --linear -> weights of kit.hf.load
+THROUGH = {row.linear: row.weights for row in PRODUCTS.values()}  # --linear -> weights of kit.hf.load
+BLOCKS = tuple(THROUGH)  # variants of kit.linear that use no cache and no backend
+LINEAR = f"auto, {', '.join(BLOCKS)}, dequantized, matmul, loop or strided"
 _WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
 
 
@@ -27,12 +29,7 @@ _WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
 @click.option("--top-p", default=1.0, show_default=True, help="Draw from the fewest tokens with this total probability.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the draws: the same seed gives the same tokens.")
 @click.option("--attention", default="fused", show_default=True, help="fused, blas, chunked, sdpa, strided, loop or python.")
-@click.option(
-    "--linear",
-    default="auto",
-    show_default=True,
-    help="auto, fused, fused-int16, fused-int8, dequantized, matmul, loop or strided; see above.",
-)
+@click.option("--linear", default="auto", show_default=True, help=f"{LINEAR}; see above.")
 @click.option("--cache", help="none, all, auto, lru:SIZE or pinned:SIZE; see above.  [default: none with fused; else auto]")
 @click.option("--memory", metavar="SIZE", help="Memory for the whole program, such as 8GiB; see above.")
 @click.option("--policy", default="LRU", show_default=True, help="Cache policy of the experts with --memory, or auto.")
@@ -61,9 +58,7 @@ def command(
 
     \b
     --linear auto         fused; dequantized if you give --backend or a --cache other than pinned
-             fused        multiply with the quantized blocks of the file, exactly
-             fused-int16  round activations to sixteen bits: faster, and it loses about as little as --kv float16
-             fused-int8   round activations to eight bits, as llama.cpp does: the fastest, with small differences
+             PRODUCTS
              dequantized  multiply with float32 weights, from the cache or dequantized at each use
 
     \b
@@ -207,6 +202,15 @@ def command(
     else:
         click.echo("" if tokens is None else answer.text or " ".join(map(str, answer.tokens)))
         click.echo("\n".join(lines_of(answer, speed)), err=True)
+
+
+def choice_of(names) -> str:
+    """In a message: "fused, fused-int16 or fused-int8"."""
+    *some, last = names
+    return f"{', '.join(some)} or {last}" if some else last
+
+
+command.help = command.help.replace("PRODUCTS", f"\n{'':13}".join(f"{row.linear:12} {row.help}" for row in PRODUCTS.values()))
 
 
 def _depths(opened, linear, kv):

@@ -2,7 +2,7 @@
 
 import click
 
-from kit.lab.commands.generate import THROUGH
+from kit.lab.commands.generate import LINEAR, THROUGH, choice_of
 from kit.units import printable, to_json
 
 DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
@@ -16,12 +16,7 @@ DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
 )
 @click.option("--context", type=click.IntRange(2), help="Tokens per window.  [default: 512, or the model's context if smaller]")
 @click.option("--stride", type=click.IntRange(1), help="Tokens between the starts of two windows.  [default: half a window]")
-@click.option(
-    "--linear",
-    default="auto",
-    show_default=True,
-    help="auto, fused, fused-int16, fused-int8, dequantized, matmul, loop, strided.",
-)
+@click.option("--linear", default="auto", show_default=True, help=f"{LINEAR}.")
 @click.option(
     "--dtype", type=DTYPES, default="float32", show_default=True, help="Round weights to this; int8 as kit compress does."
 )
@@ -66,7 +61,7 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
     if rounding and linear.startswith("fused"):
         raise click.UsageError(f"--linear {linear} multiplies with the file's own blocks: leave out --dtype")
     if memory and not linear.startswith("fused"):
-        raise click.UsageError("--memory holds the file's own blocks: use --linear fused, fused-int16 or fused-int8")
+        raise click.UsageError(f"--memory holds the file's own blocks: use --linear {choice_of(THROUGH)}")
     if policy and not memory:
         raise click.UsageError("--policy has no effect: it says which experts --memory keeps; add --memory")
     with kit.open(file, "small" if memory else "large") as opened:
@@ -83,9 +78,7 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
         elif opened.architecture not in ARCHITECTURES and kit.hf.installed():
             if linear not in THROUGH or rounding or memory or kv != "float32":
                 what = f"{printable(opened.architecture)} runs through transformers, from the file's blocks"
-                raise click.UsageError(
-                    f"{what}: use --linear fused, fused-int16 or fused-int8, and leave out --dtype, --memory and --kv"
-                )
+                raise click.UsageError(f"{what}: use --linear {choice_of(THROUGH)}, and leave out --dtype, --memory and --kv")
             model = perplexity.Through(opened, THROUGH[linear])
         else:
             model = model_of(opened, Precision(weights=rounding, linear=linear, kv=kv))

@@ -5,8 +5,9 @@ from pathlib import Path
 import kit
 from kit.errors import EngineError, KitError
 from kit.lab.engines.base import Cpu, EngineFacts, Pass
+from kit.lab.engines.compared import EXACT, OURS, PEER
 from kit.lab.engines.options import cores_of, taken
-from kit.lab.engines.processes import ENGINES, OURS, PEER, Process
+from kit.lab.engines.processes import ENGINES, Process
 from kit.lab.engines.table import EngineKind
 from kit.lab.measuring.machine import library_version
 from kit.system import usable_cores
@@ -94,8 +95,8 @@ class Inside:
 def _open_kit(label: str, words: list[str], model: Path, threads: int | None = None) -> Inside:
     """kit [-t N] [--linear fused|fused-int16|fused-int8] [-ctk TYPE]."""
     given = taken(label, words[1:], {"-t": "cores", "--threads": "cores", "--linear": "linear", "-ctk": "kv", "--kv": "kv"})
-    linear = given.get("linear", OURS["kit"])
-    names = {way: name for name, way in OURS.items()}
+    linear = given.get("linear", EXACT.product.linear)
+    names = {row.product.linear: name for name, row in OURS.items()}
     if linear not in names:
         raise EngineError(f"--engine {label}: --linear {linear}: choose one of {', '.join(names)}")
     cores, options = _cores(label, given, threads)

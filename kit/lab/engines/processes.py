@@ -21,6 +21,7 @@ from kit import system
 from kit.errors import ReportError
 from kit.gguf.sources import part_paths
 from kit.lab.engines import llama_cpp
+from kit.lab.engines.compared import OURS, PEER
 from kit.system import python
 
 
@@ -61,16 +62,9 @@ def llama_engine(path, context, make=llama_cpp.Llama, kv="float16", exact=False)
     return logits
 
 
-PEER = "llama.cpp, mmap"
 _IMPORTS = "kit.model.transformer", "kit.cpu.linear"
-_IMPORTS = "kit.model.transformer", "kit.cpu.linear"
-OURS = {  # the kit's engines -> variant of kit.model.linear
-    "kit": "fused",
-    "kit, int16 activations": "fused-int16",
-    "kit, int8 activations": "fused-int8",
-}
 ENGINES = {
-    **{name: Engine(partial(kit_engine, linear=way), _IMPORTS) for name, way in OURS.items()},
+    **{name: Engine(partial(kit_engine, linear=row.product.linear), _IMPORTS) for name, row in OURS.items()},
     PEER: Engine(llama_engine, ("xllamacpp",), lambda: "" if llama_cpp.available() else "not installed: pip install xllamacpp"),
 }
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from kit.gguf.uses import bytes_used
-from kit.lab.engines.processes import ENGINES, PEER
+from kit.lab.engines.compared import PEER, PROGRAM, ROUNDED
+from kit.lab.engines.processes import ENGINES
 from kit.lab.explaining.study import Study
 from kit.lab.measuring import pages
 from kit.lab.measuring.measurements import Reading
@@ -18,8 +19,7 @@ from kit.lab.prompts import PROMPT
 from kit.system.paths import shown
 from kit.units import format_bytes, format_seconds
 
-_ROUNDED = ("int16 activations", "int8 activations")  # rows of kit.lab.predicting.quality
-_PEER = PEER.partition(",")[0]  # the same of llama.cpp, which has one for each version
+_ROUNDED = tuple(row.precision for row in ROUNDED)
 _WORTH = 1.05  # times as fast: less is no reason to change anything
 
 
@@ -56,11 +56,7 @@ def command(study: Study, way: Way) -> str:
     memory = f" --memory {size(study.whole)}" if study.whole else ""
     given = memory or f" --memory {size(study.room.free + study.room.beside)}"
     kept = {"HashMap": " --cache all", "NoCache": " --cache none"}.get(way.policy) if way.dtype == "float32" else None
-    options = {
-        "fused": memory, "fused-int16": f"{memory} --linear fused-int16", "fused-int8": f"{memory} --linear fused-int8",
-        "dequantized": kept,
-        "pinned blocks": given, "slots": given, "slots-int8": f"{given} --linear fused-int8",
-    }[way.linear]  # fmt: skip
+    options = (given if way.holds else memory) + way.product.option if way.product else kept
     return "" if options is None else base + options
 
 
@@ -113,13 +109,14 @@ def gather(study: Study) -> dict:
             "times": default.seconds / best.seconds,
             "rounds": quality.PRECISIONS[best.way.precision].told,
         }
-    middle = next((each for each in ways if each.way == BLOCK_WAYS[1]), None)
-    kept = [each for each in dict.fromkeys((exact, middle, best)) if each]
+    others = (next((each for each in ways if each.way == way), None) for way in BLOCK_WAYS[1:-1])
+    kept = [each for each in dict.fromkeys((exact, *others, best)) if each]
     plain = [
-        each._asdict() | {"way": each.way.linear, "precision": each.way.precision, "tokens_per_second": 1 / each.seconds,
-                          "command": command(study, each.way)}
+        each._asdict()
+        | {"way": each.way.linear, "holds": each.way.holds, "precision": each.way.precision}
+        | {"tokens_per_second": 1 / each.seconds, "command": command(study, each.way)}
         for each in kept
-    ]  # fmt: skip
+    ]
     return {
         "limit": {
             "tokens_per_second": 1 / least, "seconds": least, "bytes": nbytes, "read_gbps": study.read_gbps,
@@ -178,7 +175,7 @@ def _beside(study: Study, exact: Reached | None, other: Reached | None) -> str:
     if other is None:
         return ""
     times = f", {exact.seconds / other.seconds:.2f} times as fast as kit's exact way" if exact and exact.measured else ""
-    rounds = "it rounds activations to 8 bits as well" + (f" (KL {kl})" if (kl := _kl(study, _PEER)) else "")
+    rounds = "it rounds activations to 8 bits as well" + (f" (KL {kl})" if (kl := _kl(study, PROGRAM)) else "")
     return f"llama.cpp reaches {other.told} on the same file, in turn with kit{times}; {rounds}."
 
 

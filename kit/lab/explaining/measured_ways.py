@@ -13,7 +13,7 @@ from kit.gguf.cut import cut
 from kit.lab.measuring import state
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.predicting.order import DECODES, Decode, Order, Walk
-from kit.lab.predicting.ways import SLOTS, Prediction, Way
+from kit.lab.predicting.ways import Prediction, Way
 from kit.model.pinned import PinnedBlocks
 from kit.system import end_with_parent, limit_memory, python
 from kit.units import format_bytes, format_seconds
@@ -44,15 +44,16 @@ def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measur
     until other processes do not disturb it. With experts in slots the first half of the tokens warms up as well."""
 
     def once():
-        if way.linear == "pinned blocks":
-            weights, linear = PinnedBlocks(file, way.capacity), "fused"
-        elif way.linear in SLOTS:
-            weights, linear = kit.Weights(file, experts=kit.Slots(way.capacity, way.policy)), SLOTS[way.linear]
+        if way.holds == "pinned":
+            weights = PinnedBlocks(file, way.capacity)
+        elif way.holds == "slots":
+            weights = kit.Weights(file, experts=kit.Slots(way.capacity, way.policy))
         else:
-            weights, linear = kit.Weights(file, way.cache(), dtype=way.dtype), way.linear
-        steps = Walk(weights, linear, order.tokens[0]) if order.reason else DECODES[order.via](weights, linear, tokens + 1)
+            weights = kit.Weights(file, way.cache(), dtype=way.dtype)
+        made = (Walk, order.tokens[0]) if order.reason else (DECODES[order.via], tokens + 1)
+        steps = made[0](weights, way.linear, made[1])
         result = run(way, weights, steps, tokens)
-        if way.linear in SLOTS:
+        if way.holds == "slots":
             weights.close()
             result = replace(result, samples=result.samples[tokens // 2 :])
         return result

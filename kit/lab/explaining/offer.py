@@ -1,27 +1,26 @@
 """What rounded activations would give a file: said where speed and loss were measured, and llama.cpp loses about as much."""
 
 from kit.errors import KitError
-from kit.lab.engines.processes import PEER
+from kit.lab.engines.compared import PROGRAM
 from kit.lab.measuring.measurements import Readings, digest_of, settings, shared
 from kit.lab.predicting import quality
 from kit.lab.predicting.losses import format_kl
-from kit.lab.predicting.ways import BLOCKS, BLOCKS_INT8, BLOCKS_INT16
+from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS
 
-_PEER = PEER.partition(",")[0]  # read or mapped, it computes the same
 _NEAR, _WORTH = 1.1, 1.05  # times llama.cpp's KL at most, besides the errors of both; times as fast at least
 
 
 def faster(file, store: Readings | None = None) -> str:
-    """A sentence about ``--linear fused-int8`` for an open file, or else about ``fused-int16``, from the store of measurements
+    """A sentence about the way that rounds most for an open file, or else about the next one, from the store of measurements
     and the qualities that were kept; "" where `kit explain` or page 07 did not measure them all, or nothing gains."""
     try:
         losses = quality.kept(file)
     except KitError:  # no tokenizer or pass of the kit: no quality either
         return ""
-    theirs = next((row for name, row in losses.items() if name.startswith(_PEER)), None)
+    theirs = next((row for name, row in losses.items() if name.startswith(PROGRAM)), None)
     digest, store = digest_of(file), shared() if store is None else store
     exact = store.known(BLOCKS.label, digest, settings())
-    for way in (BLOCKS_INT8, BLOCKS_INT16):
+    for way in BLOCK_WAYS[:0:-1]:  # the one that rounds most first
         ours, taken = losses.get(way.precision), store.known(way.label, digest, settings())
         if not exact or not taken or not ours or exact.median < _WORTH * taken.median:
             continue

@@ -13,7 +13,8 @@ from tqdm import tqdm
 
 import kit
 from kit.errors import KitError, KitWarning
-from kit.lab.engines.processes import ENGINES, OURS, PEER, Process
+from kit.lab.engines.compared import BUSY_TOLD, COMPARED, EXACT, OURS, PEER, ROUNDED
+from kit.lab.engines.processes import ENGINES, Process
 from kit.lab.measuring import state
 from kit.lab.measuring.conditions import build
 from kit.lab.measuring.kept import once_a_run
@@ -27,12 +28,10 @@ _COLUMNS = "imports|load|first|prefill|speed|samples|others|resident|beyond impo
 )
 _PROMPT = "A large language model that runs on a small computer answers slowly, because"
 _READ = 4e11  # bytes that all tokens of a run's comparison read, give or take: seconds, not minutes
-_EXACT, *_ROUNDED = OURS
-_PRECISION = {name: name.removeprefix("kit, ") for name in _ROUNDED}  # row of kit.lab.predicting.quality
+_PRECISION = {row.name: row.precision for row in ROUNDED}
 _SEE = "see "  # the reason of a way of an engine that has its own
 _PATIENCE = 10.0  # seconds to wait for other processes
 _EXACT_POSITIONS = 128  # scored of the exact engine, which is exact at each
-BUSY = "busy, not a comparison"
 TIMES, KL, SAME = "of llama.cpp", "KL to float32, nats", "same token"
 FORMATS = {  # of the table of a run
     "load": format_seconds, "first": format_seconds, TIMES: "{:.2f}", SAME: "{:.1%}", "resident": format_bytes,
@@ -109,15 +108,15 @@ def _lost(path, names, tokens: int, environment) -> dict[str, dict[str, float]]:
 
     with kit.open(path) as file, ExitStack() as stack:
         others = {}
-        for name in (name for name in names if name not in _ROUNDED):
-            if name == _EXACT:
+        for name in (name for name in names if name not in _PRECISION):
+            if name == EXACT.name:
                 others[name] = quality.from_blocks(file, tokens)._replace(most=_EXACT_POSITIONS)
                 continue
             # on one core: threads that wait for each other by spinning take minutes on a busy machine, and change no result
             engine = Process(name, path, tokens, environment, cores=1)
             stack.callback(engine.close)
             others[f"{name} {version(name)}"] = quality.LogitSource(engine.read)
-        ours = [_PRECISION[name] for name in names if name in _ROUNDED]
+        ours = [_PRECISION[name] for name in names if name in _PRECISION]
         table = quality.quality(file, ours, tokens, others=others)
     engine = {kind: name for name, kind in _PRECISION.items()} | {f"{name} {version(name)}": name for name in names}
     losses = table.rename(engine)
@@ -167,7 +166,7 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
     table = table.reindex(columns=_COLUMNS).rename_axis("engine").rename(columns={"speed": "tok/s", "kl": KL, "same": SAME})
     table[TIMES] = table["tok/s"] / table["tok/s"].get(PEER, np.nan)
     busy = table["others"].fillna(0) > state.BUSY
-    table.loc[busy, TIMES], table["reason"] = np.nan, table["reason"].mask(busy, BUSY)
+    table.loc[busy, TIMES], table["reason"] = np.nan, table["reason"].mask(busy, BUSY_TOLD)
     columns = ["load", "first", "tok/s", TIMES, KL, "kl_error", SAME, "agree", "resident", "others", "reason"]
     return table[columns].rename(columns={"kl_error": "± nats", "others": "cores of others"})
 
@@ -203,15 +202,13 @@ def note(rows: dict[str, dict], digest: str, by: str, store) -> None:
     for name, row in rows.items():
         if isinstance(row.get("samples"), list):
             seconds = tuple(1 / speed for speed in row["samples"])
-            row = measurements.Reading(_ways()[name], digest, seconds, "s", measurements.settings(), row["others"], by)
+            row = measurements.Reading(_label(name), digest, seconds, "s", measurements.settings(), row["others"], by)
             measurements.note(store, row)
 
 
-def _ways() -> dict[str, str]:
-    """Engine -> its way in the store of measurements."""
-    from kit.lab.predicting.ways import BLOCK_WAYS
-
-    return {name: name for name in ENGINES} | {name: way.label for name, way in zip(OURS, BLOCK_WAYS, strict=True)}
+def _label(engine: str) -> str:
+    """Its way in the store of measurements; an engine that a benchmark added has its name there."""
+    return COMPARED[engine].label if engine in COMPARED else engine
 
 
 def readings(file, by: str, store, again: bool = False) -> dict:
@@ -222,7 +219,7 @@ def readings(file, by: str, store, again: bool = False) -> dict:
     digest, engines = measurements.digest_of(file), installed()
 
     def known(busy=False):
-        asked = {name: store.known(_ways()[name], digest, measurements.settings(), busy=busy) for name in engines}
+        asked = {name: store.known(_label(name), digest, measurements.settings(), busy=busy) for name in engines}
         return {name: row for name, row in asked.items() if row}
 
     if again or len(known()) < len(engines) - 1:  # one may be unable to open the file
@@ -249,7 +246,8 @@ def told(beside: pd.DataFrame) -> str:
     ran = beside.dropna(subset="tok/s")
     if (ran["cores of others"].fillna(0) > state.BUSY).any():
         most = ran["cores of others"].max()
-        return f"{BUSY[0].upper()}{BUSY[1:]}: other processes used {most:.1f} cores while {len(ran)} engines ran this file"
+        said = f"{BUSY_TOLD[0].upper()}{BUSY_TOLD[1:]}"
+        return f"{said}: other processes used {most:.1f} cores while {len(ran)} engines ran this file"
     each = [
         f"{row.name} {row['tok/s']:.3g} tok/s" + f" (KL {format_kl(row[KL], row['± nats'])} nats)" * (row[KL] == row[KL])
         for _, row in ran.iterrows()

@@ -21,6 +21,7 @@ from kit.errors import ModelError
 from kit.gguf.sources import distinct_names, model_bytes, model_name, models, resolve
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab import figures
+from kit.lab.engines.compared import OURS
 from kit.lab.engines.processes import Process
 from kit.lab.explaining.peers import prompt_of
 from kit.lab.explaining.to_measure import ENGINE_WAYS
@@ -30,7 +31,8 @@ from kit.lab.predicting.losses import format_kl
 from kit.lab.predicting.ways import BY_QUANTS
 from kit.units import format_bytes
 
-WAYS = {"exact": ("kit", "fused"), "int8": ("kit, int8 activations", "fused-int8")}  # way -> engine, variant of kit.linear
+_MARKS = [(mark, color) for mark in "os^v" for color in (figures.BLUE, figures.ORANGE, figures.GREEN)]
+WAYS = {row.short: row for row in OURS.values()}
 COLUMNS = [
     "bytes", "bits", "way", "speed", "samples", "bound", "gbps", "kl", "kl_error", "same", "memory", "others", "best",
 ]  # fmt: skip
@@ -106,7 +108,7 @@ def of_run(paths: Sequence[Path], lab, file) -> pd.DataFrame:
     for number, row in enumerate(table.reset_index().itertuples()):
         if row.digest not in (digest, "") or (not row.digest and Path(row.file).name != model_name(file.path)):
             continue
-        way, column = ENGINE_WAYS[WAYS[row.way][0]], table.columns.get_loc
+        way, column = ENGINE_WAYS[WAYS[row.way].name], table.columns.get_loc
         if (row.digest, row.machine, row.settings) != here:
             table.iloc[number, column("other")] = f"another measurement than this page's{f', of {row.at}' * bool(row.at)}"
             continue
@@ -147,7 +149,7 @@ def advice(table: pd.DataFrame) -> str:
     if whole.empty:
         return f"None: every file loses more than {SMALL} nats to the exact one."
     row = whole.loc[[whole["speed"].idxmax()]].nlargest(1, "speed").iloc[0]
-    linear = " --linear fused-int8" if row["way"] == "int8" else ""
+    linear = WAYS[row["way"]].product.option
     other = f" ({row['other']})" if row.get("other") else ""
     told = "the exact ones" if row["kl"] == 0 else f"KL {format_kl(row['kl'], row['kl_error'])} nats"
     return f"{row.name}{linear}: {row['speed']:.3g} tokens per second{other}, its answers {told}."
@@ -177,7 +179,7 @@ def figure(table: pd.DataFrame):
     """(figure, axes): speed against loss, a point for each row, the front as a line, each file's bound as a dash."""
     chart, axes = figures.new(height=4.2)
     shown = table.assign(x=table["kl"].clip(lower=table["kl"][table["kl"] > 0].min() / 3 if (table["kl"] > 0).any() else 1e-4))
-    for way, mark, color in zip(WAYS, "os", (figures.BLUE, figures.ORANGE), strict=True):
+    for way, (mark, color) in zip(WAYS, _MARKS, strict=False):
         part = shown[shown["way"] == way]
         axes.errorbar(part["x"], part["speed"], xerr=part["kl_error"], fmt=mark, color=color, label=f"{way}", capsize=2)
         axes.plot(part["x"], part["bound"], "_", color=figures.BLACK, markersize=14, label="bound" if way == "exact" else None)
@@ -219,7 +221,7 @@ def _losses(files, first, tokens, progress) -> dict:
     exact = kit.Transformer(kit.Weights(files[first]))
     window = divergence.window_of(exact.tokenizer, exact.config.context, tokens)
     truth = quality.from_blocks(files[first], len(window))
-    ways = {(path, way): (file, linear) for path, file in files.items() for way, (_, linear) in WAYS.items()}
+    ways = {(path, way): (file, row.product.linear) for path, file in files.items() for way, row in WAYS.items()}
     sources = {key: truth if key == (first, "exact") else quality.from_blocks(file, len(window), linear)
                for key, (file, linear) in ways.items()}  # fmt: skip
     return divergence.compare(window, truth, sources, progress)
@@ -230,8 +232,8 @@ def _speeds(paths, prompt, rounds, new, progress):
     running, read, taken = {}, [], []
     with ExitStack() as stack:
         for path in paths:
-            for way, (engine, _) in WAYS.items():
-                running[path, way] = process = Process(engine, path, len(prompt) + new)
+            for way, row in WAYS.items():
+                running[path, way] = process = Process(row.name, path, len(prompt) + new)
                 stack.callback(process.close)
                 process.ask(load=True)
                 process.ask(begin=prompt)

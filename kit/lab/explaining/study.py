@@ -19,6 +19,7 @@ from kit.gguf.foreign import check_model
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
 from kit.gguf.uses import Use, assumed, bytes_used, uses_of
+from kit.lab.engines.compared import ROUNDED
 from kit.lab.explaining import depth, peers, tables
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.measured_ways import Measured
@@ -29,7 +30,7 @@ from kit.lab.measuring.measurements import Reading, Readings, shared
 from kit.lab.predicting import sampling
 from kit.lab.predicting.divergence import tokens_for
 from kit.lab.predicting.measured import Cost, Kind, measure_costs, of_run
-from kit.lab.predicting.order import FUSED, Order, draw, kind_of, order_of
+from kit.lab.predicting.order import Order, draw, kind_of, order_of
 from kit.lab.predicting.quality import kept, quality
 from kit.lab.predicting.remembered import contexts
 from kit.lab.predicting.room import Room
@@ -40,8 +41,8 @@ from kit.system import memory_available, memory_limit, note
 from kit.units import format_count
 
 _PRECISIONS = (
-    ("float32", "int16 activations", "int8 activations"),
-    ("float32", "float16", "bfloat16", "int16 activations", "int8 activations"),
+    ("float32", *(row.precision for row in ROUNDED)),
+    ("float32", "float16", "bfloat16", *(row.precision for row in ROUNDED)),
 )  # of a large file, of any other
 _LARGE = 6e8  # weights that are rounded again for each step of a text: seconds, not minutes, on two cores
 _MEASURED = 4e9  # bytes of float32 a token: where all layers use more, a sample of them is measured
@@ -250,7 +251,7 @@ class Study:
 
     def parts(self, way: Way = BLOCKS) -> pd.DataFrame:
         """Where the time of a token from the blocks goes (kit.lab.explaining.tables.parts_of)."""
-        linear = way.linear if way.linear in FUSED else "fused"
+        linear = (way if way.product else BLOCKS).linear
         costs = {} if self.order.programs.get(linear) else self.costs
         return tables.parts_of(self.file, self.order, costs, linear)
 

@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from kit.lab.measuring.machine import gpu
 from kit.lab.predicting.bounds import interval_bound
 from kit.lab.predicting.measured import DTYPES
 from kit.lab.predicting.order import Order
-from kit.lab.predicting.ways import BLOCK_WAYS, LAZY, SLOTS, BackingStore, Prediction, Way, from_blocks, predict, used_tensors
+from kit.lab.predicting.ways import BLOCK_WAYS, LAZY, BackingStore, Prediction, Way, from_blocks, predict, used_tensors
 from kit.lab.tables import frame, number
 from kit.system import memory_limit
 from kit.units import format_bytes, format_count, format_seconds, printable
@@ -132,9 +133,10 @@ def candidates(working_set, memory: int, pinned: int | None = None, slots: int |
     """The ways open to a cache of ``memory`` bytes, first that which `kit generate` takes by itself; ``working_set(dtype)`` in
     bytes. ``pinned``: bytes of blocks that stay in memory, where they do not all; ``slots``: of a mixture's experts."""
     if slots:
-        ways = [Way("LRU", slots, linear=linear) for linear in SLOTS]
+        ways = [replace(way, policy="LRU", capacity=slots, holds="slots") for way in BLOCK_WAYS]
     else:
-        ways = [*BLOCK_WAYS] if pinned is None else [Way("Pinned", pinned, linear="pinned blocks"), *BLOCK_WAYS]
+        kept = [] if pinned is None else [replace(way, policy="Pinned", capacity=pinned, holds="pinned") for way in BLOCK_WAYS]
+        ways = [*kept, *BLOCK_WAYS]
     ways += [LAZY, *[Way("LRU", memory)] * (working_set("float32") > memory)]
     for dtype in DTYPES:
         if working_set(dtype) <= memory:

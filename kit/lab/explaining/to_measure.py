@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from kit.lab.engines.processes import OURS
+from kit.lab.engines.compared import OURS
 from kit.lab.explaining.measured_ways import Measured, measure, measure_apart
 from kit.lab.measuring import state
 from kit.lab.measuring.measurements import Reading, Readings, digest_of, note, settings
 from kit.lab.predicting.room import SCRATCH
-from kit.lab.predicting.ways import BLOCK_WAYS, SLOTS, Prediction, Way
+from kit.lab.predicting.ways import BLOCK_WAYS, Prediction, Way
 from kit.system import memory_available, memory_limit
 from kit.units import format_bytes, format_seconds
 
@@ -105,7 +105,7 @@ def _measure(study, prediction: Prediction) -> Measured | str:
     way, free = prediction.way, memory_available()
     needed, room = prediction.held + SCRATCH, free - max(1 << 30, memory_limit() // 20)  # some is the system's
     tokens = max(3, min(study.tokens, 5, int(_EACH / prediction.seconds)))  # of two the median is a mean
-    if way.linear in SLOTS:
+    if way.holds == "slots":
         tokens = max(6, min(study.tokens, int(_EACH / prediction.seconds)))
     study.say(f"measuring {way.label}: {format_seconds(prediction.seconds)} per token predicted")
     if left(study) < 3 * prediction.seconds:

@@ -22,16 +22,16 @@ from kit.lab.explaining.measured_ways import Measured
 from kit.lab.measuring import child
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.predicting.order import Decode
-from kit.lab.predicting.ways import Way
+from kit.lab.predicting.ways import BLOCKS, Way
 from kit.model.pinned import PinnedBlocks
 from kit.system import counters, join_group
 
-PRESSED = Way("NoCache", linear="pressed")
+PRESSED = replace(BLOCKS, holds="pressed")
 
 
 def pinned_blocks(nbytes: int) -> Way:
     """Blocks in so many bytes of memory (kit.model.pinned); the others are read from the disk for every token."""
-    return Way("Pinned", nbytes, linear="pinned blocks")
+    return replace(BLOCKS, policy="Pinned", capacity=nbytes, holds="pinned")
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from kit.gguf.uses import Use, assumed, uses_of
 from kit.lab.measuring import state
 from kit.model.architectures import ARCHITECTURES
 from kit.model.linear import linear_named
+from kit.products import PRODUCTS
 
-FUSED = ("fused", "fused-int16", "fused-int8")
+FUSED = tuple(row.linear for row in PRODUCTS.values())
 
 
 class Kind(NamedTuple):

@@ -12,6 +12,7 @@ from kit.codec.codings import quantize
 from kit.cpu.linear import FEWEST
 from kit.errors import ModelError, library
 from kit.lab.compressor import matrices_of
+from kit.lab.engines.compared import ROUNDED
 from kit.lab.measuring import conditions
 from kit.lab.measuring.machine import machine_id
 from kit.lab.measuring.measurements import QUALITY, Reading, digest_of, shared
@@ -57,8 +58,12 @@ PRECISIONS = {
     EXACT: Precision("exact to float32", linear="matmul"),  # by the same products as the others
     "float16": Precision("weights rounded to 11 bits", "--dtype float16", lambda weight: weight.half().float(), "matmul"),
     "bfloat16": Precision("weights rounded to 8 bits", "--dtype bfloat16", lambda weight: weight.bfloat16().float(), "matmul"),
-    "int16 activations": Precision("activations rounded to 16 bits", "--linear fused-int16", linear="fused-int16"),
-    "int8 activations": Precision("activations rounded to 8 bits", "--linear fused-int8", linear="fused-int8"),
+    **{
+        row.precision: Precision(
+            f"activations rounded to {row.product.bits} bits", row.product.option.strip(), linear=row.product.linear
+        )
+        for row in ROUNDED
+    },
     "INT8 tiles": Precision("weights rounded to 8 bits, a scale a row", "--dtype int8", _int8, "matmul"),
     "float16 KV": Precision("keys and values rounded to 11 bits", "--kv float16", kv="float16"),
     "q8_0 KV": Precision("keys and values rounded to 8 bits, a scale for 32", "--kv q8_0", kv="q8_0"),
@@ -144,7 +149,7 @@ def _known(digest: str) -> dict[str, dict[str, float]]:
 
 
 def from_blocks(file, tokens: int, linear: str = "fused") -> LogitSource:
-    """Products computed from the blocks, exact or "fused-int8", for a text of this many tokens."""
+    """Products computed from the blocks, by a row of kit.products, for a text of this many tokens."""
     return _source(model_of(file, Precision(linear=linear), attention="blas"), tokens, few=False)
 
 

@@ -10,66 +10,66 @@ from kit.cache.policies.base import Policy
 from kit.cache.replay import replay_hits
 from kit.gguf.formats import DTYPES
 from kit.gguf.uses import beyond, bytes_used
+from kit.lab.engines.compared import rounding
 from kit.lab.predicting.measured import Cost
 from kit.lab.predicting.order import FUSED, Kind, Order, ProgramCost, kind_of
 from kit.lab.predicting.slot_waits import slot_waits
+from kit.products import Multiplied, by_linear
 from kit.system import last_level_cache
 from kit.units import format_bytes
 
 BYTES = DTYPES | {"int8": 1}  # of a weight in the cache
-PRECISION_OF = dict(
-    zip(DTYPES, DTYPES, strict=True)
-) | {  # dtype or linear variant -> row of kit.lab.predicting.quality.PRECISIONS
-    "int8": "INT8 tiles",
-    "fused-int16": "int16 activations",
-    **dict.fromkeys(("fused-int8", "slots-int8"), "int8 activations"),
+PRECISION_OF = {name: name for name in DTYPES} | {"int8": "INT8 tiles"}  # dtype -> row of PRECISIONS
+HOLDS = {  # what of a file's blocks is in memory -> (label, the same where activations are rounded)
+    "": ("blocks, exact products", "blocks, {rounding}"),
+    "pinned": ("blocks, {size} pinned", "blocks, {size} pinned, {rounding}"),
+    "slots": ("blocks, {size} of slots", "{size} of slots, {rounding}"),
+    "pressed": ("blocks, page cache too small", "blocks, page cache too small, {rounding}"),
 }
-NAMES = {
-    "fused": "blocks, exact products",
-    "fused-int16": "blocks, int16 activations",
-    "fused-int8": "blocks, int8 activations",
-    "pressed": "blocks, page cache too small",
-    "pinned blocks": "blocks, {} pinned",
-    "slots": "blocks, {} of slots",
-    "slots-int8": "{} of slots, int8 activations",
-}
-SLOTS = {"slots": "fused", "slots-int8": "fused-int8"}  # experts in slots -> how the products are done
 
 
 @dataclass(frozen=True)
 class Way:
-    """A policy of kit.cache by name, its capacity (bytes; None: unlimited), and how weights are used. ``linear``: "dequantized"
-    (to ``dtype``), one of FUSED, or blocks that the disk brings: ``capacity`` bytes of all are kept ("pinned blocks"), or of
-    experts (SLOTS), or the system may keep so many and is predicted to keep none ("pressed")."""
+    """A policy of kit.cache by name, its capacity (bytes; None: unlimited), what multiplies and what is held.
+
+    ``linear``: "dequantized" (to ``dtype``), or a row of kit.products, from the file's blocks. ``holds``: "" for all of these,
+    or what stays of blocks that the disk brings: ``capacity`` bytes of all ("pinned"), or of experts ("slots"), or so many that
+    the system may keep and is predicted to keep none of ("pressed")."""
 
     policy: str
     capacity: int | None = None
     dtype: str = "float32"
     linear: str = "dequantized"
+    holds: str = ""
+
+    @property
+    def product(self) -> Multiplied | None:
+        """How blocks are multiplied; None where weights are dequantized first."""
+        return by_linear(self.linear)
 
     @property
     def label(self) -> str:
         """A short name for tables."""
         size = format_bytes(self.capacity or 0)
-        if self.linear in NAMES:
-            return NAMES[self.linear].format(size)
+        if self.product:
+            return HOLDS[self.holds][self.rounds].format(size=size, rounding=self.precision)
         named = {"NoCache": "dequantized each time", "HashMap": "all kept", "Unbounded": "all kept", "Pinned": f"{size} pinned"}
         return f"{named.get(self.policy, f'{self.policy} of {size}')}, {PRECISION_OF[self.dtype]}"
 
     @property
     def quantity(self) -> str:
         """Its name in records, by which runs are compared: it keeps the words of the first ones."""
-        return f"a token, {'blocks as they lie' if self.linear == 'fused' else self.label}"
+        return f"a token, {'blocks as they lie' if self == BLOCKS else self.label}"
 
     @property
     def precision(self) -> str:
         """Its row of kit.lab.predicting.quality.PRECISIONS."""
-        return PRECISION_OF.get(self.linear) or PRECISION_OF[self.dtype]
+        return rounding(self.product) if self.product else PRECISION_OF[self.dtype]
 
     @property
     def rounds(self) -> bool:
         """Whether it rounds activations."""
-        return self.precision.endswith("activations")
+        return bool(self.product and not self.product.exact)
 
     def cache(self) -> Policy:
         """A new policy."""
@@ -77,9 +77,8 @@ class Way:
 
 
 LAZY = Way("NoCache")
-BLOCKS = Way("NoCache", linear="fused")
-BLOCKS_INT16, BLOCKS_INT8 = (replace(BLOCKS, linear=linear) for linear in FUSED[1:])
-BLOCK_WAYS = (BLOCKS, BLOCKS_INT16, BLOCKS_INT8)
+BLOCK_WAYS = tuple(Way("NoCache", linear=linear) for linear in FUSED)  # the exact one first
+BLOCKS = BLOCK_WAYS[0]
 KEPT = Way("HashMap")  # all weights in float32
 KEPT_RATE = "tokens a second, all float32 kept"  # KEPT in records of the pages of caches, in tok/s
 BY_QUANTS = ", by kit quants"  # after a way's quantity in records: what the table of quantizations shows of it
@@ -148,20 +147,21 @@ def from_blocks(linear: str, order: Order, costs: dict[Kind, Cost]) -> ProgramCo
 def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machine, disk: BackingStore | None = None):
     """The Prediction of a way: the costs of all uses, plus a load for each miss in a replay of ``order`` with the way's policy,
     plus what comes from the ``disk`` (None: everything stays in the page cache)."""
-    if way.linear in ("pressed", "pinned blocks"):
-        warm = predict(BLOCKS, tensors, replace(order, programs={}), costs, machine)  # each token is a first one
+    if way.holds in ("pressed", "pinned"):
+        each = replace(order, programs={})  # each token is a first one
+        warm = predict(Way("NoCache", linear=way.linear), tensors, each, costs, machine)
         used, room, speed = bytes_used(order.uses), way.capacity or 0, disk.gbps * 1e9
         in_use = max(tensor.blocks for tensor in tensors.values()) if room < used + warm.held else 0
-        pinned = 0 if way.linear == "pressed" else min(max(0, room - warm.held - in_use), used)
+        pinned = 0 if way.holds == "pressed" else min(max(0, room - warm.held - in_use), used)
         bound = machine.seconds_to_read(used)  # copies of the kit's own, not the map
         warm = replace(warm, held=warm.held + in_use, bound=bound)  # vectors, and one matrix of those that are read
         least = max(0, used - room) / speed  # an LRU keeps nothing of what a token uses in order, and the optimum all that fits
         return replace(warm, way=way, seconds=warm.seconds + (used - pinned) / speed, from_disk=least, pages=pinned)
-    if way.linear in SLOTS:
+    if way.holds == "slots":
         return _in_slots(way, tensors, order, costs, machine, disk)
     tokens = max(1, len(order.tokens) - 1)
     uses = [name for token in order.tokens[-tokens:] for name in token]
-    if way.linear in FUSED:
+    if way.product:
         token = from_blocks(way.linear, order, costs)
         seconds = token.rest + sum(token.products.get(tensors[name].kind, 0.0) for name in uses) / tokens
         pages = sum(tensors[name].blocks for name in set(uses))
@@ -190,8 +190,8 @@ def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machi
 
 def _in_slots(way, tensors, order, costs, machine, disk) -> Prediction:
     """The pass from blocks that are in memory, and its waits for experts that are not."""
-    warm = predict(replace(BLOCKS, linear=SLOTS[way.linear]), tensors, order, costs, machine)
-    products = from_blocks(SLOTS[way.linear], order, costs).products
+    warm = predict(Way("NoCache", linear=way.linear), tensors, order, costs, machine)
+    products = from_blocks(way.linear, order, costs).products
     experts = [tensor for name, tensor in tensors.items() if name.endswith("]")]
     per_byte = sum(products.get(tensor.kind, 0.0) for tensor in experts) / sum(tensor.blocks for tensor in experts)
     waits = slot_waits(order.tokens, lambda name: tensors[name].blocks, way.capacity, way.policy, disk.gbps, per_byte)

@@ -22,6 +22,7 @@ from kit.gguf.formats import DTYPES, FORMATS, described
 from kit.lab import profiles
 from kit.lab.synthetic.geometry import geometry
 from kit.lab.synthetic.write import cached_model
+from kit.products import PRODUCTS
 from kit.system import memory_available, python, usable_cores
 from kit.system.paths import PACKAGE, models_folder
 
@@ -30,7 +31,7 @@ _DECODERS = ("scalar-linear", "scalar-binary", "scalar-table", "interleaved", "s
 _FEW, _PROMPT = 5, 64  # tokens, for which other kernels multiply
 _PROCESS = 448 << 20  # bytes of a process while it compiles
 _KEPT = ("F32", "F16", "BF16")  # what a cache keeps
-_ACTIVATIONS = ("float32", "int16", "int8")  # as kit.cpu.linear has them, which imports torch
+_ACTIVATIONS = tuple(PRODUCTS)
 
 MAKES = {  # what a notebook may declare -> work beyond that of the formats of its model
     "tiles": [("tiles", coding) for coding in ("reported", "kit")],

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from kit.lab.claims.records import Record
+from kit.lab.engines.compared import BUSY_TOLD, COMPARED, EXACT, OURS, PEER
 from kit.lab.measuring import measurements
 from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.losses import format_kl
@@ -18,19 +19,9 @@ from kit.lab.report.checklist import command_line
 from kit.lab.report.run import Run
 from kit.units import format_seconds
 
-OURS = {  # engine of peers.json -> options of kit generate
-    "kit": "",
-    **{f"kit, int{bits} activations": f" --linear fused-int{bits}" for bits in (16, 8)},
-}
-PEER = "llama.cpp, mmap"  # its default: the file mapped
-WAYS = {  # in MEASURED_IN
-    "kit": "a token, blocks as they lie",
-    **{name: f"a token, {name.replace('kit', 'blocks')}" for name in OURS if name != "kit"},
-}
 MEASURED_IN = ("07_memory_frontier", "09_your_model")
 EXPERTS = "10_experts"  # a mixture in a part of the memory that it takes
 PEER_OF_EXPERTS = "a token, llama.cpp, mapped"
-BUSY_TOLD = "busy, not a comparison"
 
 
 @dataclass(frozen=True)
@@ -119,18 +110,18 @@ def _of_file(run: Run, rows: list[Record]) -> Lead | None:
     own = [row for row in rows if row.notebook in MEASURED_IN and row.status == "ok" and row.median]
     measured = {name: samples_of(row) for name, row in ran.items()}
     if not OURS.keys() & measured.keys():  # llama.cpp is not installed: the notebook's own
-        recorded = {name: next((row for row in own if row.quantity == quantity), None) for name, quantity in WAYS.items()}
+        recorded = {name: next((row for row in own if row.quantity == way.quantity), None) for name, way in OURS.items()}
         measured |= {name: tuple(row.samples) for name, row in recorded.items() if row}
     if not OURS.keys() & measured.keys():
         return None
     model, busy = run.request.model, _busy(ran, [row for row in rows if row.notebook == notebook])
     best = min(OURS.keys() & measured.keys(), key=lambda name: median(measured[name]))
-    bars = [Bar(best.replace("int", "").replace(" act", "-bit act"), _quality(ran, best, model), "own", measured[best],
-                generate(run, OURS[best]))]  # fmt: skip
+    bars = [Bar(OURS[best].title, _quality(ran, best, model), "own", measured[best],
+                generate(run, OURS[best].product.option))]  # fmt: skip
     explain = f"kit explain {shlex.quote(model)}" if model else ""
     if PEER in measured:
-        bars.append(Bar("llama.cpp, the file mapped", _quality(ran, PEER, model), "peer", measured[PEER], explain))
-    least = [row.lower for row in own if row.quantity == WAYS["kit"] and row.lower]
+        bars.append(Bar(COMPARED[PEER].title, _quality(ran, PEER, model), "peer", measured[PEER], explain))
+    least = [row.lower for row in own if row.quantity == EXACT.quantity and row.lower]
     if least:
         bars.append(Bar("the bound", "bytes of a token, read once from memory", "bound", (min(least),), explain))
     name = str(model or peers.get("file") or f"the model of the profile {run.request.profile}").rsplit("/", 1)[-1]
@@ -148,7 +139,7 @@ def _of_mixture(run: Run, rows: list[Record]) -> Lead | None:
     best, command = min(ours, key=lambda row: row.median), command_line(run, EXPERTS)
     way = best.quantity.removeprefix("a token, ").replace("past it", "filled past the page cache")
     bars = [Bar(f"kit, {way}", "", "own", tuple(best.samples), command)]
-    bars += [Bar("llama.cpp, the file mapped", "", "peer", tuple(row.samples), command) for row in own if row not in ours]
+    bars += [Bar(COMPARED[PEER].title, "", "peer", tuple(row.samples), command) for row in own if row not in ours]
     if best.lower:
         bars.append(Bar("the bound", best.lower_source, "bound", (best.lower,), command))
     name = str(best.parameters.get("mixture") or "a mixture of experts that memory does not hold")
@@ -161,11 +152,6 @@ def generate(run: Run, options: str = "") -> str:
     if run.request.model:
         return f"kit generate {shlex.quote(run.request.model)} -p '{PROMPT}'{options}"
     return command_line(run, MEASURED_IN[0])
-
-
-def _measuring(run: Run, notebook: str) -> str:
-    """The command that runs one notebook of the run."""
-    return command_line(run, notebook)
 
 
 def samples_of(row: dict) -> tuple[float, ...]:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from kit.lab.claims.records import Record
+from kit.lab.engines.compared import COMPARED, EXACT
 from kit.lab.measuring import measurements
 from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.state import BUSY
-from kit.lab.predicting.ways import BLOCKS, BY_QUANTS, KEPT, KEPT_RATE
-from kit.lab.report.lead import WAYS, samples_of
+from kit.lab.predicting.ways import BY_QUANTS, KEPT, KEPT_RATE
+from kit.lab.report.lead import samples_of
 from kit.lab.report.run import Run
 
 _OF_WAYS = "a token, "  # the quantity of a way in records
@@ -34,11 +35,11 @@ def values(run: Run, rows: Iterable[Record]) -> Iterator[Reading]:
     model, of = str(run.request.model), json.dumps([given for name, given in HERE.items() if name != "model"])
     for name, row in told["engines"].items():
         if row.get("speed", 0) > 0:
-            way = WAYS.get(name, _OF_WAYS + name)
+            way = COMPARED[name].quantity if name in COMPARED else _OF_WAYS + name
             yield Reading(way, model, samples_of(row), "s", of, row.get("others") or 0.0, measurements.PEERS, run.machine_id)
     latest = {row.way: row for row in measurements.of_run(run.folder) if row.file == told.get("digest") and row.unit == "s"}
     for way, row in latest.items():
-        name = WAYS["kit"] if way == BLOCKS.label else _OF_WAYS + way
+        name = EXACT.quantity if way == EXACT.label else _OF_WAYS + way
         yield Reading(name, model, row.samples, "s", of, row.others, f"{measurements.NAME}, {row.by}", row.machine)
 
 
