@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kit.products import PRODUCTS, Multiplied
 
 
-class Compared(NamedTuple):
+class ComparedWay(NamedTuple):
     """``name``: in tables and in peers.json. ``title``: of its bar on the front page. ``label``: its way in the store of
     measurements. ``quantity``: in records. ``precision``: its row of kit.lab.predicting.quality, "" for another program's own.
     ``short``: in the table of quantizations. ``product``: of kit's ways; None: another program."""
@@ -28,17 +28,17 @@ def rounding(product: Multiplied) -> str:
     return "float32" if product.exact else f"{product.activations} activations"
 
 
-def _of_kit(product: Multiplied) -> Compared:
+def _of_kit(product: Multiplied) -> ComparedWay:
     precision = rounding(product)
     if product.exact:
-        return Compared("kit", "kit", "blocks, exact products", "a token, blocks as they lie", precision, "exact", product)
+        return ComparedWay("kit", "kit", "blocks, exact products", "a token, blocks as they lie", precision, "exact", product)
     label, title = f"blocks, {precision}", f"kit, {product.bits}-bit activations"
-    return Compared(f"kit, {precision}", title, label, f"a token, {label}", precision, product.activations, product)
+    return ComparedWay(f"kit, {precision}", title, label, f"a token, {label}", precision, product.activations, product)
 
 
 PEER = "llama.cpp, mmap"  # its default: the file mapped
 PROGRAM = PEER.partition(",")[0]  # read or mapped, it computes the same
 OURS = {row.name: row for row in map(_of_kit, PRODUCTS.values())}
-COMPARED = OURS | {PEER: Compared(PEER, "llama.cpp, the file mapped", PEER, f"a token, {PEER}")}
+COMPARED = OURS | {PEER: ComparedWay(PEER, "llama.cpp, the file mapped", PEER, f"a token, {PEER}")}
 EXACT, *ROUNDED = OURS.values()
 BUSY_TOLD = "busy, not a comparison"
