@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 from family_files import FFN, File, H
 
 _EXPERTS = dict(
@@ -51,7 +52,39 @@ def sparse(architecture, types=(1, 1, 1), **keys):
     return file.ends()
 
 
-FILES = {"glm-dsa": lambda: sparse("glm-dsa", (1, 0, 1, 0)), "deepseek32": lambda: sparse("deepseek32")}
+def kimi(architecture, kinds=(0, 0, 1, 0, 1), full=False, **keys):
+    """Kimi delta attention where a layer has no KV heads, latent attention elsewhere."""
+    file = File(architecture, len(kinds), kda__head_dim=32, ssm__conv_kernel=4, **_LATENT | _EXPERTS | keys)
+    file.keys(attention__head_count_kv=list(kinds))
+    if architecture == "kimi-linear":
+        del file.metadata["kimi-linear.attention.q_lora_rank"]
+    for layer, attends in enumerate(kinds):
+        file.layer(layer, attn_norm=H, ffn_norm=H)
+        if attends:
+            latent(file, layer, queries=architecture != "kimi-linear")
+            if architecture == "bailingmoe3":
+                file.layer(layer, attn_gate=(4, H))
+        else:
+            file.layer(layer, **{f"attn_{part}": (128, H) for part in "qkv"}, attn_output=(H, 128))
+            for part in "qkv":
+                file.tensor(f"blk.{layer}.ssm_conv1d_{part}.weight", 1, 128, 1, 4, spread=0.5)
+            for part in "fg":
+                file.layer(layer, **{f"ssm_{part}_a": (128 if full else 32, H)})
+                if not full:
+                    file.layer(layer, **{f"ssm_{part}_b": (128, 32)})
+            file.layer(layer, ssm_dt__bias=128, ssm_beta=(4, H), ssm_norm=32)
+            rate = np.exp(file.random.normal(0, 0.5, (4, 1))).astype(np.float32)
+            file.tensors[f"blk.{layer}.ssm_a"] = rate if full else -rate
+        network(file, layer)
+    return file.ends(tied=full)
+
+
+FILES = {
+    "kimi-linear": lambda: kimi("kimi-linear"),
+    "bailingmoe3": lambda: kimi("bailingmoe3", full=True, kda__gate_lower_bound=-5.0, expert_shared_feed_forward_length=64),
+    "glm-dsa": lambda: sparse("glm-dsa", (1, 0, 1, 0)),
+    "deepseek32": lambda: sparse("deepseek32"),
+}
 
 
 def write(folder: Path, name: str, qtype: str = "F32") -> Path:

@@ -13,9 +13,16 @@ from kit.errors import ModelError
 from kit.gguf.uses import bytes_used, uses_of
 from kit.model.hyperparameters import read_config
 
-PERIODS = {"glm-dsa": (8,), "deepseek32": (8,)}  # positions from which a file's layers choose, or at which a block ends
+# Positions from which layers of a file choose, at which a block ends, or a segment of a kernel.
+PERIODS = {"glm-dsa": (8,), "deepseek32": (8,), "kimi-linear": (4, 16), "bailingmoe3": (4, 16)}
 LENGTHS = {name: sorted({1, 2, *(each + n for each in periods for n in (-1, 0, 1))}) for name, periods in PERIODS.items()}
-MOST = 3e-6
+WORST = 1e-5  # of a token; half of all are below a third of it
+
+
+def close(got, right) -> bool:
+    """The error of the kit's logits, over their spread."""
+    found = errors(np.asarray(got), right)
+    return found.max() < WORST and np.median(found) < WORST / 3
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +43,15 @@ def test_logits_are_llama_cpps_at_every_length(folder, right, name):
     """Of prompts, of one token after another as recorded, and of a prompt that continues."""
     model, theirs = model_of(kind_files.write(folder, name)), right(name)
     for length in (*LENGTHS[name], len(TOKENS)):
-        assert errors(model.logits(TOKENS[:length]).numpy(), theirs[:length]).max() < MOST, length
+        assert close(model.logits(TOKENS[:length]), theirs[:length]), length
     cache = model.new_cache(64)
     tokens = torch.stack([model.step([token], cache) for token in TOKENS]).numpy()
-    assert errors(tokens, theirs).max() < MOST
+    assert close(tokens, theirs)
     assert {span.outcome for span in model.trace.spans if span.what == "token"} == {"", "planned"}
     for length in LENGTHS[name]:
         cache = model.new_cache(64)
         parts = [model.logits(TOKENS[:length], cache=cache), model.logits(TOKENS[length:], cache=cache)]
-        assert errors(torch.cat(parts).numpy(), theirs).max() < MOST, length
+        assert close(torch.cat(parts), theirs), length
 
 
 @pytest.mark.parametrize("name", kind_files.FILES)
@@ -54,9 +61,9 @@ def test_eager_tokens_batches_and_other_types_of_cache(folder, right, name):
     assert errors(decode(model_of(path, recorded=False)), decode(model)).max() < 1e-5
     caches, rows = [model.new_cache(64) for _ in range(2)], (TOKENS[:5], TOKENS[:13])
     both = model.batch(rows, caches, torch.tensor([4, 17]))
-    assert errors(both.numpy(), theirs[[4, 12]]).max() < MOST
+    assert close(both, theirs[[4, 12]])
     both = model.batch((TOKENS[5:14], TOKENS[13:14]), caches, torch.tensor([8, 9]))
-    assert errors(both.numpy(), theirs[[13, 13]]).max() < MOST
+    assert close(both, theirs[[13, 13]])
     first = model_of(path, kv_dtype="float16").logits(TOKENS).numpy()
     assert errors(first, theirs).min() < 5e-3  # a rounded score may choose another position
     assert np.isfinite(model_of(path, kv_dtype="q8_0").logits(TOKENS).numpy()).all()
@@ -75,9 +82,9 @@ def test_a_cut_sequence_and_a_copy_give_what_a_new_one_gives(folder, right, name
         copy.take(cache)
         for own in (cache, copy):
             rest = [model.step([token], own) for token in TOKENS[length : length + 6]]
-            assert errors(torch.stack(rest).numpy(), theirs[length : length + 6]).max() < MOST
+            assert close(torch.stack(rest), theirs[length : length + 6])
     cache.truncate(0)
-    assert errors(model.logits(TOKENS, cache=cache).numpy(), theirs).max() < MOST
+    assert close(model.logits(TOKENS, cache=cache), theirs)
 
 
 @pytest.mark.parametrize("name", kind_files.FILES)
@@ -85,7 +92,8 @@ def test_a_token_touches_the_bytes_that_are_told(folder, name):
     """Counted by the spans of a recorded token at several depths: each matrix once, and of each state what Memory says."""
     model = model_of(kind_files.write(folder, name))
     config, weights = model.config, bytes_used(uses_of(model.file))
-    matrices = {name for name, info in model.file.tensors.items() if len(info.shape) > 1}
+    tables = {name for name, info in model.file.tensors.items() if len(info.shape) > 1}
+    matrices = {name for name in tables if not any(part in name for part in ("conv1d", "ssm_a", "_norm"))}
     expected = sum(use.nbytes * use.used // use.of for use in uses_of(model.file) if use.name in matrices and not use.is_rows)
     for depth in (*LENGTHS[name], 25):
         cache = model.new_cache(64)

@@ -53,7 +53,7 @@ def defined_delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps)
     alpha, beta = alpha.reshape(tokens, heads), beta.reshape(tokens, heads)
     for t in range(tokens):
         q, k, v = np.split(qkv[t].reshape(-1, size), [key_heads, 2 * key_heads])
-        q, k = (x / np.maximum(np.sqrt((x * x).sum(-1, keepdims=True)), eps) for x in (q, k))
+        q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + eps) for x in (q, k))
         for h in range(heads):
             key = h // (heads // key_heads) if grouped else h % key_heads
             m[h] *= np.exp(a[h] * np.logaddexp(0, alpha[t, h] + dt[h]))

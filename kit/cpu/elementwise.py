@@ -36,6 +36,11 @@ def gate_step(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> Step:
     return compiled("gate_row"), dict(x=x, weight=weight, y=y, columns=x.shape[1], n=y.shape[1]), len(x)
 
 
+def gate_heads_step(x: torch.Tensor, gates: torch.Tensor, y: torch.Tensor) -> Step:
+    """y = x * sigmoid(gates), x and y (tokens, heads, n) and gates (tokens, heads)."""
+    return compiled("gate_head"), dict(x=x, gates=gates, y=y, n=x.shape[2]), gates.numel()
+
+
 @task
 def compiled(name: Static):
     """The compiled task with this name in _TASKS."""
@@ -94,6 +99,15 @@ def _gate_row(row, x, columns, weight, y, n):
     share = sigmoid(broadcast(f32x16, reduce_add(total)))
     for at in range(0, 4 * n, 64):
         put(y + at, some(y + at, n - at // 4) * share, n - at // 4)
+
+
+def _gate_head(row, x, gates, y, n):
+    """y = x * sigmoid(gate), with one gate per row."""
+    share = sigmoid(broadcast(f32x16, load(f32, gates + 4 * row)))
+    x += 4 * n * row
+    y += 4 * n * row
+    for at in range(0, 4 * n, 64):
+        put(y + at, some(x + at, n - at // 4) * share, n - at // 4)
 
 
 _SLOPE, _CUBE = np.float32(1.5957691216057308), np.float32(0.044715)  # 2 sqrt(2 / pi)
@@ -210,4 +224,4 @@ EACH = {
     "squared_relu": _squared_relu, "clamped": _clamped, "sigmoid": _sigmoid,
 }  # fmt: skip
 ROPES = {"interleaved": _interleaved, "neox": _neox}
-_TASKS = {**EACH, **ROPES, "gate_row": _gate_row}
+_TASKS = {**EACH, **ROPES, "gate_row": _gate_row, "gate_head": _gate_head}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kit.cpu import attention, choice, convolution, dequantize, elementwise, history, norm, recurrent, routing, threads
+from kit.cpu import attention, choice, convolution, dequantize, elementwise, history, kda, norm, recurrent, routing, threads
 from kit.cpu.shapes import Choice
 from kit.cpu.tasks import Step, address_of
 
@@ -28,6 +28,8 @@ OPERATIONS = {
     "norm": Operation(norm.step),
     "convolution": Operation(convolution.step),
     "delta net": Operation(recurrent.delta_net_step),
+    "kda": Operation(kda.step),
+    "gate heads": Operation(elementwise.gate_heads_step),
     "mamba2": Operation(recurrent.mamba2_step),
     "dequantize": Operation(dequantize.step),
     "append": Operation(history.append_step),

@@ -22,9 +22,9 @@ from kit.cpu.tasks import Step, task
 from kit.errors import KitError
 
 f32, f64 = types.float32, types.float64
-_SEGMENT = 16  # tokens of a prompt that pass a block while it is in the first-level cache
-_keys, _queries, _values, _mixed = (stack(4 * LARGEST * _SEGMENT) for _ in range(4))
-_shares = stack(8 * _SEGMENT)
+SEGMENT = 16  # tokens of a prompt that pass a block while it is in the first-level cache
+_keys, _queries, _values, _mixed = (stack(4 * LARGEST * SEGMENT) for _ in range(4))
+_shares = stack(8 * SEGMENT)
 
 
 def delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads: int, eps: float) -> torch.Tensor:
@@ -33,7 +33,8 @@ def delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads: int, eps: fl
     qkv: (tokens, (2 key_heads + heads) * size), after the convolution; z: (tokens, heads, size). alpha and beta are (tokens,
     heads): of head h, which shares key head h % key_heads; or views (tokens, key_heads, heads / key_heads) of one tensor that
     has each key head's heads one after another: of head h, which shares key head h // (heads / key_heads). a and dt: (heads,);
-    weight: (size,). In a head, with q and k of length 1 and q / sqrt(size):
+    weight: (size,). In a head, with q and k
+    divided by sqrt(their squares' sum + eps), and q by sqrt(size):
 
         M *= exp(a softplus(alpha + dt));  M += k (sigmoid(beta) (v - k^T M))^T;  y = RMSNorm(q^T M) * weight * silu(z)
     """
@@ -42,8 +43,8 @@ def delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads: int, eps: fl
     return out
 
 
-def delta_net_step(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps, out) -> Step:
-    """``delta_net`` as a step; ``out`` (tokens, heads, size)."""
+def delta_net_step(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps, out, sigmoids: bool = False) -> Step:
+    """``delta_net`` as a step; ``out`` (tokens, heads, size). ``sigmoids``: sigmoid(z) in place of silu(z)."""
     tokens, heads, size = out.shape
     if size > LARGEST:
         raise KitError(f"a delta net with heads of {size} elements is not supported: the kernel takes at most {LARGEST}")
@@ -51,7 +52,7 @@ def delta_net_step(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps, ou
         qkv=qkv, alpha=alpha, beta=beta, gates_bytes=4 * alpha.stride(0),
         group=alpha.shape[2] if alpha.dim() == 3 else 0, a=a, dt=dt, state=state,
         z=z, weight=weight, out=out, tokens=tokens, size=size, key_heads=key_heads,
-        heads=heads, eps=float64_bits(eps),
+        heads=heads, eps=float64_bits(eps), sigmoids=sigmoids,
     )  # fmt: skip
     return _delta_net(), arguments, heads
 
@@ -88,7 +89,7 @@ def _delta_net():
 
 
 def _delta_net_of_head(
-    head, qkv, alpha, beta, gates_bytes, group, a, dt, state, z, weight, out, tokens, size, key_heads, heads, eps
+    head, qkv, alpha, beta, gates_bytes, group, a, dt, state, z, weight, out, tokens, size, key_heads, heads, eps, sigmoids
 ):
     key = head // group if group else head % key_heads
     gate = 4 * (head + key * group)  # of the head, where a key head's betas lie before its alphas
@@ -96,12 +97,12 @@ def _delta_net_of_head(
     width, row, own = 4 * BLOCK * blocks, 4 * size * (2 * key_heads + heads), 4 * size * heads  # bytes
     keys, queries, values, mixed, shares, eps = _keys(), _queries(), _values(), _mixed(), _shares(), bitcast(f64, eps)
     state += size * width * head
-    for first in range(0, tokens, _SEGMENT):
-        count = min(_SEGMENT, tokens - first)
+    for first in range(0, tokens, SEGMENT):
+        count = min(SEGMENT, tokens - first)
         for n in range(count):
             x, at = qkv + row * (first + n), gate + gates_bytes * (first + n)
-            _unit(x + 4 * size * key, size, f32(1 / math.sqrt(size)), eps, queries + width * n)
-            _unit(x + 4 * size * (key_heads + key), size, f32(1), eps, keys + width * n)
+            unit(x + 4 * size * key, size, f32(1 / math.sqrt(size)), eps, queries + width * n)
+            unit(x + 4 * size * (key_heads + key), size, f32(1), eps, keys + width * n)
             x += 4 * size * (2 * key_heads + head)
             for e in range(0, 4 * size, 64):
                 store(values + width * n + e, some(x + e, size - e // 4))
@@ -112,7 +113,7 @@ def _delta_net_of_head(
             matrix = state + 4 * size * BLOCK * block
             for n in range(count):
                 at, decay, share = width * n + 4 * BLOCK * block, load(f32, shares + 8 * n), load(f32, shares + 8 * n + 4)
-                known, others = _recall(matrix, size, keys + width * n)
+                known, others = recall(matrix, size, keys + width * n)
                 new = (load(f32x16, values + at) - known * decay) * share
                 other = (load(f32x16, values + at + 64) - others * decay) * share
                 new, other = _learn(matrix, size, keys + width * n, queries + width * n, decay, new, other)
@@ -120,7 +121,7 @@ def _delta_net_of_head(
                 store(mixed + at + 64, other)
         for n in range(count):
             place = own * (first + n) + 4 * size * head
-            _normed_and_gated(mixed + width * n, width, weight, z + place, out + place, size, eps)
+            normed_and_gated(mixed + width * n, width, weight, z + place, out + place, size, eps, sigmoids)
 
 
 @task
@@ -151,7 +152,7 @@ def _mamba2_of_head(head, xbc, dt, dt_bytes, a, dt_bias, d, state, z, z_bytes, o
 
 
 @inner
-def _recall(matrix, keys, k):
+def recall(matrix, keys, k):
     """k^T M."""
     a = b = c = d = broadcast(f32x16, 0)
     for _ in range(keys >> 1):
@@ -207,20 +208,20 @@ def _silu(x):
 
 
 @inner
-def _unit(x, n, scale, eps, out):
-    """out = x / max(|x|, eps) * scale, n numbers."""
+def unit(x, n, scale, eps, out):
+    """out = x / sqrt(x x + eps) * scale, n numbers."""
     squares = broadcast(f32x16, 0)
     for at in range(0, 4 * n, 64):
         v = some(x + at, n - at // 4)
         squares = squares + v * v
-    scale = f32(scale / max(math.sqrt(reduce_add(squares)), eps))
+    scale = f32(scale / math.sqrt(reduce_add(squares) + eps))
     for at in range(0, 4 * n, 64):
         store(out + at, some(x + at, n - at // 4) * scale)
 
 
 @inner
-def _normed_and_gated(x, width, weight, z, out, n, eps):
-    """out = RMSNorm(x) * weight * silu(z), n numbers; x has zeros up to ``width`` bytes."""
+def normed_and_gated(x, width, weight, z, out, n, eps, sigmoids):
+    """out = RMSNorm(x) * weight * silu(z), or sigmoid(z), n numbers; x has zeros up to ``width`` bytes."""
     squares = broadcast(f32x16, 0)
     for at in range(0, width, 64):
         v = load(f32x16, x + at)
@@ -228,4 +229,6 @@ def _normed_and_gated(x, width, weight, z, out, n, eps):
     scale = f32(1 / math.sqrt(reduce_add(squares) / n + eps))
     for at in range(0, 4 * n, 64):
         left = n - at // 4
-        put(out + at, load(f32x16, x + at) * scale * some(weight + at, left) * _silu(some(z + at, left)), left)
+        gate = some(z + at, left)
+        gate = sigmoid(gate) if sigmoids else _silu(gate)
+        put(out + at, load(f32x16, x + at) * scale * some(weight + at, left) * gate, left)

@@ -54,6 +54,9 @@ class Architecture:
     local_scaled: bool = True  # RoPE scaling applies to layers with a window too
     global_rope: bool = True  # False: in a model of which layers have a window those without one have no RoPE
     growing: bool = False  # files may say how queries grow with the position, and a factor of YaRN's
+    latent_still: bool = False  # latent attention has no RoPE
+    latent_gate: str = ""  # of what it gives: by "head", by "element"
+    full_gates: bool = False  # of Kimi delta attention: decay and gate come from one matrix each, not from two of low rank
     latent_grows: bool = False  # the same of latent attention, by a length of its own
     no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
     index_layout: str = ""  # of the pairs that RoPE rotates in index keys; "": as ``rope``
@@ -107,6 +110,12 @@ ARCHITECTURES = {
     "mistral4": Architecture(mixer="latent", latent_grows=True, **_SAID),
     "glm-dsa": Architecture(mixer="sparse latent", index_types=True, gating=2, **_SAID),
     "deepseek32": Architecture(mixer="sparse latent", index_layout="neox", gating=2, **_SAID),
+    "kimi-linear": Architecture(
+        mixer="latent", recurrent="kimi delta", latent_still=True, gating=2, gating_said=True, shares_said=True
+    ),
+    "bailingmoe3": Architecture(
+        mixer="latent", recurrent="kimi delta", latent_gate="head", full_gates=True, gating=2, **_SAID
+    ),
     "deci": Architecture(skipping=True),
     "qwen2vl": Architecture("neox"),
     "paddleocr": Architecture("neox"),
@@ -134,7 +143,7 @@ ARCHITECTURES = {
     "plamo": Architecture("neox", _PARALLEL),
     "plamo3": Architecture(
         "neox", ("attn_norm", "post_attention_norm.", "ffn_norm", "post_ffw_norm."), qk_norm="head",
-        fused=("attn", "ffn"), period=8,
+        fused=("attn", "ffn"), period=8, local_base=10000.0, local_scaled=False,
     ),
     "openelm": Architecture("neox", qk_norm="head", fused=("attn",)),
     "plm": Architecture(mixer="latent", gated=False, activation="squared_relu"),

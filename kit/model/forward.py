@@ -21,7 +21,7 @@ class Ops(ABC):
 
     # Operations that see the positions or the states of a sequence: (layer, tensors with the tokens first). They are the only
     # ones, and what runs several sequences at once does each row of these by itself.
-    OF_SEQUENCE = ("rotate", "attend", "index", "choose", "convolve", "delta_net", "mamba2")
+    OF_SEQUENCE = ("rotate", "attend", "index", "choose", "convolve", "delta_net", "kda", "mamba2")
 
     def __init__(self, model):
         self.config, self.weights, self.trace, self.ropes = model.config, model.weights, model.trace, model.ropes
@@ -85,7 +85,8 @@ class Ops(ABC):
         states has the last inputs."""
         start, state = self.begin(), self.state(layer)[state]
         name, out = f"blk.{layer}.{taps}", self.new(*x.shape)
-        weights, bias = self.vector(f"{name}.weight").T.contiguous(), self.vector(f"{name}.bias")
+        weights, bias = self.vector(f"{name}.weight"), self.vector(f"{name}.bias")
+        weights = weights.reshape(-1, weights.shape[-1]).T.contiguous()
         self.do("convolution", x, weights, state, out, bias, before, after, silu)
         self.end("convolution", start, f"{name}.weight", nbytes=2 * state.nbytes)
         return out
@@ -99,6 +100,23 @@ class Ops(ABC):
         self.do("delta net", qkv, alpha, beta, a, dt, state, z, weight, mixer.key_heads, eps, out)
         self.end("delta net", start, layer=layer, nbytes=2 * state.nbytes)
         return out
+
+    def kda(self, layer: int, q, k, v, decay, beta, z: torch.Tensor) -> torch.Tensor:
+        """Kimi delta attention of a layer with its norm and gate, as kit.cpu.kda.kda: (tokens, heads, size)."""
+        mixer, state = self.config.layers[layer].mixer, self.state(layer)["matrices"]
+        start, out = self.begin(), self.new(len(q), mixer.heads, mixer.size)
+        dt, a, weight = (self.vector(f"blk.{layer}.ssm_{part}") for part in ("dt.bias", "a", "norm.weight"))
+        eps = self.config.norm_eps
+        self.do("kda", q, k, v, decay, dt, a.flatten(), beta, state, z, weight, mixer.bound, eps, mixer.least or eps, out)
+        self.end("delta net", start, layer=layer, nbytes=2 * state.nbytes)
+        return out
+
+    def gate_heads(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """x (tokens, heads, n) times the sigmoid of a gate of each head (tokens, heads)."""
+        start, y = self.begin(), self.new(*x.shape)
+        self.do("gate heads", x, gates, y)
+        self.end("gate", start)
+        return y
 
     def mamba2(self, layer: int, xbc, dt, z: torch.Tensor) -> torch.Tensor:
         """Mamba-2 of a layer with its gate, as kit.cpu.recurrent.mamba2: of the shape of z."""

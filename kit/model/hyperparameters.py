@@ -123,6 +123,12 @@ class Facts:
         others = [n for n in range(layer) if self.numbers[n] < own and self.windows[n] == self.windows[layer]]
         return others[-1] if others and self.numbers[layer] >= own else None
 
+    def shape_of(self, layer: int, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """``shape``, or as the file has that tensor of the layer, if it differs by axes of one element alone."""
+        info = self.stored[f"blk.{layer}.{name}"] if f"blk.{layer}.{name}" in self.stored else None
+        alike = info is not None and [n for n in info.shape if n > 1] == [n for n in shape if n > 1]
+        return tuple(info.shape) if alike else shape
+
     def layer(self, layer: int) -> Layer:
         """The kinds of a layer."""
         family, keys = self.family, self.keys
@@ -219,6 +225,9 @@ class Facts:
     def sharpened(self, rope: RopeConfig) -> tuple[RopeConfig, float]:
         """(RoPE, factor of the scores) of DeepSeek's YaRN: where others scale the rotated vectors it scales all scores."""
         if not rope.yarn:
+            for key, number in (("factor", rope.factor), ("attn_factor", rope.attention_factor)):
+                if self.family.latent_grows and number != 1:
+                    self.keys.fail(f"rope.scaling.{key}", "1 without YaRN, because programs differ on it", f"is {number:g}")
             return rope, 1.0
         grown, multiplier = math.log(rope.factor), self.keys.number("rope.scaling.yarn_log_multiplier", 0)
         if multiplier:

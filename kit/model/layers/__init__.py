@@ -8,6 +8,7 @@ from kit.model.layers.attention_and_mamba2 import AttentionAndMamba2
 from kit.model.layers.both import DenseAndMixture
 from kit.model.layers.delta_net import DeltaNet
 from kit.model.layers.dense import Dense
+from kit.model.layers.kda import Kda
 from kit.model.layers.kind import LayerKind, Memory, Tensor
 from kit.model.layers.latent import Latent
 from kit.model.layers.mamba2 import Mamba2
@@ -21,7 +22,7 @@ from kit.model.layers.sparse_latent import SparseLatent
 __all__ = ["FEED_FORWARD", "KINDS", "MIXERS", "DeltaNet", "Layer", "Mamba2", "Memory", "PerLayerInput"]
 
 MIXERS = {kind.named: kind for kind in (
-    Attention, Latent, DeltaNet, Mamba2, ShortConv, AttentionAndMamba2, OneMatrix, SparseLatent, Nothing,
+    Attention, Latent, DeltaNet, Mamba2, ShortConv, AttentionAndMamba2, OneMatrix, SparseLatent, Kda, Nothing,
 )}  # fmt: skip
 FEED_FORWARD = {kind.named: kind for kind in (Dense, Mixture, DenseAndMixture, Nothing)}
 KINDS: tuple[type[LayerKind], ...] = tuple(dict.fromkeys([*MIXERS.values(), *FEED_FORWARD.values()]))

@@ -20,6 +20,8 @@ class Latent(LayerKind):
     plain: int  # elements of a head's query and key without RoPE
     value: int  # elements of a head's value
     absorbed: bool  # queries and outputs are projected in place of keys and values, and the latent is all history
+    turns: bool = True  # False: the elements for RoPE are not rotated
+    gate: str = ""  # of what attention gives, a sigmoid of a product with the input: by "head", by "element"
 
     named, metadata, spans = "latent", ATTENDING, {"attention": 1.0}
     window = cap = 0
@@ -50,6 +52,8 @@ class Latent(LayerKind):
             plain=plain,
             value=keys.count(f"attention.value_length{ending}"),
             absorbed=absorbed,
+            turns=not family.latent_still,
+            gate=family.latent_gate,
         )
 
     @property
@@ -73,6 +77,8 @@ class Latent(LayerKind):
             yield from matrix("attn_v_b", heads, self.value, rank)
         else:
             yield from matrix("attn_kv_b", heads * (self.plain + self.value), rank)
+        if self.gate:
+            yield from matrix("attn_gate", heads * (self.value if self.gate == "element" else 1), hidden)
         yield from matrix("attn_output", hidden, heads * self.value)
 
     def widths(self) -> Iterator[int]:
@@ -94,9 +100,17 @@ class Latent(LayerKind):
         queries = self._query_latent(ops, block, input) if self.query_rank else input
         self._choose(ops, layer, block, input, queries)
         q, k, v = self._heads(ops, block, input, queries)
-        ops.rotate(layer, q, k)
+        if self.turns:
+            ops.rotate(layer, q, k)
         mixed = self._values(ops, block, ops.attend(layer, q, k, v))
-        ops.add_linear(x, f"{block}attn_output.weight", ops.input(mixed), after)
+        if not self.gate:
+            mixed = ops.input(mixed)
+        elif self.gate == "element":
+            mixed = ops.activate("sigmoid", ops.linear(f"{block}attn_gate.weight", input), mixed)
+        else:
+            gates = ops.linear(f"{block}attn_gate.weight", input)
+            mixed = ops.input(ops.gate_heads(mixed.unflatten(1, (self.heads, -1)), gates).flatten(1))
+        ops.add_linear(x, f"{block}attn_output.weight", mixed, after)
 
     def _query_latent(self, ops, block, input):
         """The latent of queries, as an input."""
