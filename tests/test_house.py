@@ -116,12 +116,13 @@ DOORS = {
     "cpu": """
         attention: attend fits
         buffers: ARENA
+        choice: attend_chosen choose
         gemv_codes: strategies
         history: History
         linear: ACTIVATIONS Activations FEWEST Product in_pieces linear
         norm: rms_norm
         operations: Recording run
-        shapes: LARGEST state_shape
+        shapes: Choice LARGEST state_shape
         simd: available describe using
         simd.vectors: jit
         tasks: beside
@@ -134,7 +135,7 @@ DOORS = {
         tile_decoder: index launch
     """,
 }
-MOST = {"cpu": 26, "cuda": 8}
+MOST = {"cpu": 29, "cuda": 8}
 
 
 def calls_of(room: str) -> set[str]:

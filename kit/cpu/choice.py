@@ -33,6 +33,10 @@ class Chosen(NamedTuple):
     positions: torch.Tensor
     counts: list[int]
 
+    def after(self, tokens: int) -> "Chosen":
+        """Without the first tokens."""
+        return Chosen(self.positions[tokens:], self.counts[tokens:])
+
 
 def choose(q, keys: History, positions: int, choice: Choice, weights=None) -> Chosen | None:
     """The positions to which the last ``len(q)`` of so many ``positions`` attend; None if those are all, for each of them.

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.cpu.attention import attend, fits
-from kit.cpu.choice import Chosen, attend_chosen, choose
+from kit.cpu.choice import attend_chosen, choose
 from kit.cpu.norm import rms_norm
 from kit.cpu.operations import run
 from kit.gguf.names import layer_of
@@ -118,7 +118,7 @@ class CpuOps(Ops):
         first, last = self.cache.length, (mixer.scale, mixer.window, mixer.cap, sinks)
         all_ = sum(mixer.choice.takes_all(first + token + 1) for token in range(len(q)))
         if fused:
-            histories, own = cache.histories(), Chosen(chosen.positions[all_:], chosen.counts[all_:])
+            histories, own = cache.histories(), chosen.after(all_)
             mixed = [attend_chosen(q[all_:], *histories, mixer.kv_heads, own, mixer.scale, mixer.cap, sinks)]
             if all_:
                 whole = attend(q[:all_].transpose(0, 1), *histories, mixer.kv_heads, first + all_, *last)
