@@ -4,16 +4,23 @@ The tests share the machine with others, so each judges by what was seen: counte
 """
 
 import dataclasses
+import shutil
+import tempfile
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import served
 
+from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.engines.watch import Holding, Seen
 from kit.lab.explaining import causes, remedies
 from kit.lab.explaining.causes import NAMES, Window, account, largest, split, with_depth
 from kit.lab.explaining.running import Running
 from kit.lab.measuring import pages
+from kit.lab.synthetic.geometry import geometry
+from kit.lab.synthetic.write import synthesize
 
 QUIET = Seen(1.0, (0.01, 0.02), (0.98, 0.97), cores=2, others=0.02)
 MEMORY = 0.06  # seconds of a token's bytes, of a token that takes 0.1
@@ -170,6 +177,21 @@ def test_a_memory_limit_below_the_file_and_a_context_that_pushes_weights_out(smo
 
 
 @pytest.mark.slow
+def test_depth(tmp_path):
+    """Few weights and many heads: after 1,024 positions keys and values are most of what a token reads."""
+    wide = dataclasses.replace(
+        geometry("tiny-llama"), hidden_size=256, heads=16, kv_heads=16, head_dim=64, layers=4, context=2048
+    )
+    file = synthesize(tmp_path / "wide.gguf", wide)
+    with served.started(file, "-t 2 -c 1200") as running:
+        with Running(running.url, gbps=lambda: 20.0, budget=60.0) as ran:
+            found = {cause.name: cause for cause in ran.deep["causes"]}
+            assert ran.deep["positions"] == 1024 and ran.bytes_at(1024) > 3 * ran.bytes_at(48)
+    assert worst(found, but=("busy",)) == "depth" and "-ctk q8_0" in found["depth"].remedy, found
+    assert "after 1,024 positions" in found["depth"].evidence
+
+
+@pytest.mark.slow
 def test_a_model_that_was_unloaded_between_requests(smollm2):
     with served.started(smollm2, "-t 2 -c 256 --sleep-idle-seconds 1") as running:
         time.sleep(2.5)
@@ -177,16 +199,27 @@ def test_a_model_that_was_unloaded_between_requests(smollm2):
             assert largest(ran.load).name == "load", (ran.load, ran.first, ran.prompts)
 
 
-def test_small_pages_are_seen_and_cost_what_the_map_is_slower(server, monkeypatch):
-    """The size of pages is what the process has; how much slower they read depends on the machine, so it is given."""
+@pytest.mark.slow
+def test_small_pages_are_seen_and_cost_what_the_map_is_slower(smollm2, monkeypatch):
+    """A file on a tmpfs is mapped by pages of 4 KiB. How much slower these read depends on the machine, so it is given."""
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no tmpfs at /dev/shm")
     monkeypatch.setattr(pages, "speed", lambda file: pages.MapSpeed(5.0, 20.0, 0.0))
     monkeypatch.setattr("kit.lab.measuring.state.watched", lambda work: (work(), 0.0, False))
-    with Running(server.url, gbps=lambda: 20.0) as ran:
-        ran.__dict__["holding"] = dataclasses.replace(ran.holding, large=0.0, resident=1.0)
-        assert ran.pages == pytest.approx(3 * ran.bytes_at(0) / 20e9, rel=0.01)
-        ran.__dict__.pop("pages")
-        ran.__dict__["holding"] = dataclasses.replace(ran.holding, large=0.95)
-        assert ran.pages == 0
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        with served.started(shutil.copy(smollm2, folder), "-t 2 -c 256") as running:
+            found, ran = decode_of(running.url)
+    assert ran.holding.large == 0.0 and ran.holding.resident == 1.0
+    assert ran.pages == pytest.approx(3 * bytes_used(uses_of(ran.file)) / 20e9)
+    assert worst(found, but=("busy",)) == "pages" and found["pages"].evidence.startswith("0% of the map")
+
+
+def test_large_pages_cost_nothing(monkeypatch):
+    monkeypatch.setattr(pages, "speed", lambda file: 1 / 0)
+    ran = SimpleNamespace(file=True, owner=SimpleNamespace(mapped=True), holding=Holding(resident=1.0, large=0.95))
+    assert Running.pages.func(ran) == 0.0
+    ran.holding = Holding(resident=0.7, large=0.0)
+    assert Running.pages.func(ran) == 0.0, "to read the file would bring it into memory"
 
 
 @pytest.mark.slow
