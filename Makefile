@@ -8,7 +8,7 @@ STAMP   := $(VENV)/.installed
 # wheels only: no package but the kit's own is built here
 INSTALL  = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(BIN)/python,$(BIN)/pip install --quiet --disable-pip-version-check) --only-binary :all:
 
-.PHONY: help reproduce test test-all compat verify pooled bench readme reference fuzz llama docs lab lint clean
+.PHONY: help reproduce test test-all compat verify pooled gallery bench readme reference fuzz llama docs lab lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ pooled: $(STAMP) ## the committed page of pooled and compared runs, printed anew
 	PATH="$(CURDIR)/$(BIN):$$PATH" LC_ALL=C awk '/^    \$$ / { print; fflush(); system(substr($$0, 7) " | sed \"s/^/    /; s/ *$$//\""); old = 1; next } \
 		old && /^    / { next } { old = 0; print }' $(POOLED) > $(POOLED).new
 	mv $(POOLED).new $(POOLED)
+
+gallery: $(STAMP) ## the committed page of machines, printed anew: after a file was added under results/reference/*/engines
+	$(BIN)/python -m kit.lab.report.gallery results/reference
 
 compat: ## some tests with the oldest and the newest torch, numba and numpy of pyproject.toml's ranges; ARGS=oldest for one end
 	$(PYTHON) tests/compat.py $(ARGS)

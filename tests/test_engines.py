@@ -10,14 +10,16 @@ import pytest
 from click.testing import CliRunner
 
 import kit
-from kit.errors import EngineError
+from kit.errors import EngineError, ReportError
 from kit.lab.commands.cli import main
 from kit.lab.engines import bounds_of, turns
 from kit.lab.engines.base import Cpu, EngineFacts, Pass
 from kit.lab.engines.table import kinds, opened
-from kit.lab.explaining import pasted
+from kit.lab.explaining import pasted, roofline
 from kit.lab.measuring import state
+from kit.lab.report import gallery
 from kit.lab.synthetic.write import synthesize
+from kit.system.paths import ROOT
 
 # A stand-in: fields and layout of llama-bench -o json (get_fields of its source), for one test or as many as told.
 BENCH = """#!{python}
@@ -333,3 +335,50 @@ def test_markdown_of_a_running_server():
     assert "| `llama-server` | b1 | 8 | pp512 | 50 |" in out and "| tg @ d64 | 10 | 9.091 to 11.11 | 30% |" in out
     assert "| tg @ d4096 | 5 | 5 to 5 |" in out and "loading the model" not in out and "33 ms \\| read" in out
     assert "memory reads at 30.0 GB/s. Measured by kit" in out
+
+
+# --- pictures and the gallery ---------------------------------------------------------------------------------------
+
+
+def test_the_roofline_has_a_decode_and_a_prompt_of_each_engine(model, tmp_path, roof):
+    out = tmp_path / "roof.svg"
+    text = str(bench(tmp_path, per_token=4.0))
+    data = json.loads(explained(model, "--engine", f"{text} -t 1", "--engine", f"{text} -t 2", "--figure", out, "--json"))
+    assert out.read_text().lstrip().startswith("<?xml")
+    rows = roofline.points(data)
+    assert [row["test"] for row in rows] == ["tg64", "pp512"] * 2 and rows[0]["intensity"] < rows[1]["intensity"]
+    ceiling = max(data["machine"]["rates"].values())
+    assert all(row["rate"] <= max(ceiling, data["machine"]["bandwidth"] * row["intensity"]) * 1.01 for row in rows[:1])
+    assert rows[0]["rate"] == pytest.approx(data["work"]["token_operations"] / data["decode"]["seconds"])
+    for wrong in ("roof.txt", str(tmp_path / "none" / "roof.png")):
+        ran = CliRunner().invoke(main, ["explain", str(model), "--engine", text, "--figure", wrong])
+        assert ran.exit_code == 2 and "--figure" in ran.stderr and ran.stderr.count("\n") == 1
+
+
+def test_the_gallery_is_made_of_the_files_that_people_send(model, tmp_path, roof):
+    folder = tmp_path / "my-machine" / "engines"
+    folder.mkdir(parents=True)
+    assert "No machine yet." in gallery.page(tmp_path)
+    told = explained(model, "--engine", bench(tmp_path, per_token=4.0), "--json")
+    (folder / "tiny.json").write_text(told)
+    data, page = json.loads(told), gallery.write(tmp_path).read_text()
+    row = next(line for line in page.splitlines() if "tiny-Q4_K_M.gguf" in line)
+    assert f"| {data['decode']['tokens_per_second']:.4g} | {data['mbu']:.0%} | unexplained" in row and "llama-bench" in row
+    data["engines"][0]["decode"]["others_cores"] = 1.0
+    (folder / "busy.json").write_text(json.dumps(data))
+    with pytest.raises(ReportError, match=r"busy\.json: was measured while other processes used the cores"):
+        gallery.page(tmp_path)
+    (folder / "busy.json").write_text("{}")
+    with pytest.raises(ReportError, match="is no output of `kit explain MODEL --engine X --json`"):
+        gallery.page(tmp_path)
+
+
+def test_the_committed_gallery_is_the_page_of_its_files():
+    folder = ROOT / "results" / "reference"
+    assert (folder / gallery.NAME).read_text(encoding="utf-8") == gallery.page(folder)
+
+
+def test_the_template_has_commands_that_exist():
+    text = (ROOT / ".github" / "ISSUE_TEMPLATE" / "my_machine.md").read_text(encoding="utf-8")
+    options = {option for param in main.commands["explain"].params for option in param.opts}
+    assert set(re.findall(r"--[a-z]+", text.partition("---\n")[2].partition("---\n")[2])) - {"--"} <= options

@@ -27,13 +27,14 @@ TRACE = click.Path(exists=True, dir_okay=False)
 @click.option("--threads", metavar="N,N|all", help="Sweep the threads of each --engine.")
 @click.option("--depth", type=click.IntRange(1), metavar="N", help="Decode with --engine after N positions as well.")
 @click.option("--markdown", is_flag=True, help="Print a table to paste into an issue.")
+@click.option("--figure", metavar="FILE", help="Draw decode and prompt under one roof (png, svg, pdf).")
 @click.option("--served", metavar="NAME", help="The model to explain, of a server that has several.")
 @click.option("--compare", type=TRACE, metavar="JSON", help="Compare a server with an earlier answer of --json.")
 @click.option("--try", "trying", is_flag=True, help="Make the change to a server that --engine starts; else name its command.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
 def command(
     file, memory, room, tokens, trace, via, skew, thorough, machine, everything, again, as_json, engines, threads, depth,
-    markdown, served, compare, trying, report,
+    markdown, figure, served, compare, trying, report,
 ):  # fmt: skip
     """Explain what a model costs here and what to change.
 
@@ -93,7 +94,7 @@ def command(
     ours = {"--served": served, "--compare": compare, "--try": trying}
     if is_server(file):
         others = {"--memory": memory, "--room": room, "--trace": trace, "--via": via, "--machine": machine, "--report": report}
-        others |= {"--engine": engines, "--threads": threads, "--depth": depth}
+        others |= {"--engine": engines, "--threads": threads, "--depth": depth, "--figure": figure}
         if wrong := [name for name, value in others.items() if value]:
             raise CacheError(f"{file} is a running server: leave out {', '.join(wrong)}")
         from kit.lab.explaining import of_engines, pasted, running_answer
@@ -103,16 +104,20 @@ def command(
         if markdown:
             click.echo(pasted.markdown(answer | {"machine": of_engines.this_machine()}))
         return None
-    if len(engines) == 1 and not (threads or depth or markdown) and (is_server(engines[0]) or started.is_server(engines[0])):
+    if (
+        len(engines) == 1
+        and not (threads or depth or markdown or figure)
+        and (is_server(engines[0]) or started.is_server(engines[0]))
+    ):
         from kit.lab.explaining import running_answer
 
         return running_answer.of_engine(file, engines[0], click.echo, served or "", thorough, as_json, compare, trying)
     if wrong := [name for name, value in ours.items() if value]:
         raise CacheError(f"{', '.join(wrong)}: give the URL of a running server in place of {file}")
-    if engines or threads or depth or markdown:
+    if engines or threads or depth or markdown or figure:
         others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
         others |= {"--machine": machine, "--memory": memory, "--all": everything}
-        return click.echo(_with_engines(file, engines, threads, depth, others, markdown, as_json))
+        return click.echo(_with_engines(file, engines, threads, depth, others, markdown, figure, as_json))
     if is_remote(file):
         others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
         return click.echo(_on_a_server(file, others | {"--machine": machine}, given, as_json))
@@ -217,17 +222,21 @@ def _explain(file, as_json, everything, **how):
         click.echo(to_json(plain))
 
 
-def _with_engines(file, engines, threads, depth, others, markdown, as_json) -> str:
+def _with_engines(file, engines, threads, depth, others, markdown, figure, as_json) -> str:
     """What the user's engines do, as text, Markdown or JSON."""
     from kit.errors import EngineError
     from kit.gguf.remote import is_remote
     from kit.lab.engines.options import counts_of
-    from kit.lab.explaining import of_engines, pasted
+    from kit.lab.explaining import of_engines, pasted, roofline
     from kit.lab.explaining.tables import paragraph
     from kit.units import to_json
 
+    if figure:
+        roofline.check(figure)
     if wrong := [name for name, value in others.items() if value]:
-        raise EngineError(f"--engine, --threads, --depth and --markdown measure programs: leave out {', '.join(wrong)}")
+        raise EngineError(
+            f"--engine, --threads, --depth, --markdown and --figure measure programs: leave out {', '.join(wrong)}"
+        )
     if is_remote(file):
         raise EngineError(f"{file}: an engine needs the file on this machine: download it first")
     if markdown and as_json:
@@ -238,6 +247,8 @@ def _with_engines(file, engines, threads, depth, others, markdown, as_json) -> s
 
     began = time.perf_counter()
     data = of_engines.explain(file, engines or of_engines.usual(), counts_of(threads), depth or 0, say)
+    if figure:
+        roofline.save(data, figure)
     if as_json:
         return to_json(data)
     return pasted.markdown(data) if markdown else "\n\n".join(map(paragraph, of_engines.told(data)))

@@ -1,0 +1,83 @@
+"""The gallery: one page of what people measured with kit explain --engine, from their JSON files under a folder.
+
+    python -m kit.lab.report.gallery results/reference      writes results/reference/gallery.md
+
+A file is <folder>/<machine>/engines/<name>.json, the output of `kit explain MODEL --engine X --json`.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from kit.errors import ReportError
+from kit.lab.measuring.state import BUSY
+from kit.system.files import replacing
+from kit.units import printable
+
+NAME = "gallery.md"
+_HEAD = """# Machines
+
+What people measured with `kit explain MODEL --engine X`. `pp512` is a prompt of 512 tokens, `tg64` a decode of 64, both in
+tokens per second, as `llama-bench` names them. MBU is the share of the memory's bandwidth that a decode uses. The bandwidth was
+measured in the same minutes. To add your machine, open an issue with the template *My machine*.
+"""
+_COLUMNS = ("CPU", "memory, GB/s", "file", "engine", "build", "threads", "pp512", "tg64", "MBU", "largest other part")
+
+
+def rows(folder: Path) -> list[dict]:
+    """A row for each engine of each file, sorted by CPU, file and engine; ReportError names a file that is none, or was
+    measured on a busy machine."""
+    return sorted(
+        (row for path in sorted(folder.glob("*/engines/*.json")) for row in _rows(path)),
+        key=lambda row: [str(row[name]) for name in ("CPU", "file", "engine")],
+    )
+
+
+def _rows(path: Path) -> list[dict]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        machine, made = data["machine"], []
+        for record in data["engines"]:
+            decode, prompt, engine = record["decode"], record["prompt"], record["engine"]
+            if max(decode["others_cores"], prompt["others_cores"]) > BUSY:
+                raise ReportError(f"{path}: was measured while other processes used the cores: measure it again")
+            others = [each for each in record["causes"] if each["name"] != "memory"]
+            most = max(others, key=lambda each: each["seconds"], default=None)
+            share = f"{most['name']} {most['seconds'] / decode['seconds']:.0%}" if most else ""
+            made.append(dict(zip(_COLUMNS, (
+                machine["cpu"], f"{machine['bandwidth'] / 1e9:.1f}", data["file"]["name"], engine["name"], engine["version"],
+                engine["threads"] or "", _speed(prompt), _speed(decode), f"{record['mbu']:.0%}", share,
+            ), strict=True)))  # fmt: skip
+        return made
+    except OSError as error:
+        raise ReportError(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ReportError(f"{path}: is no output of `kit explain MODEL --engine X --json`") from None
+
+
+def _speed(test: dict) -> str:
+    return f"{test['tokens_per_second']:.4g}" if test["tokens_per_second"] else ""
+
+
+def page(folder: Path) -> str:
+    """The page as Markdown."""
+    made = rows(folder)
+    if not made:
+        return f"{_HEAD}\nNo machine yet.\n"
+    lines = ["| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|"]
+    lines += ["| " + " | ".join(printable(row[name]).replace("|", "\\|") for name in _COLUMNS) + " |" for row in made]
+    return f"{_HEAD}\n" + "\n".join(lines) + "\n"
+
+
+def write(folder: Path) -> Path:
+    """Write the page into the folder."""
+    with replacing(folder / NAME) as out:
+        out.write(page(folder).encode())
+    return folder / NAME
+
+
+if __name__ == "__main__":
+    try:
+        print(write(Path(sys.argv[1] if len(sys.argv) > 1 else "results/reference")))
+    except ReportError as error:
+        sys.exit(f"error: {error}")

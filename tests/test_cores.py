@@ -1,0 +1,93 @@
+"""The cores told apart: files of /sys laid out as Linux has them, and an arithmetic probe against a definition."""
+
+import os
+
+import pytest
+import torch
+
+from kit.lab.engines.options import counts_of
+from kit.lab.measuring import arithmetic
+from kit.system import cores as module
+from kit.system import groups
+from kit.system.cores import Cores, cores, numbers
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A function that lays out a machine: (package, core) of each CPU, and the files of its kinds."""
+
+    def lay(places, files=(), quotas=(), allowed=None):
+        for cpu, (package, core) in enumerate(places):
+            folder = tmp_path / "system" / "cpu" / f"cpu{cpu}" / "topology"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "physical_package_id").write_text(f"{package}\n")
+            (folder / "core_id").write_text(f"{core}\n")
+        for name, text in dict(files).items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed or range(len(places))), raising=False)
+        monkeypatch.setattr(groups, "quotas", lambda process="self": list(quotas))
+        return cores(tmp_path)
+
+    return lay
+
+
+def test_hyper_threads_share_a_core(machine):
+    found = machine([(0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (1, 0)])
+    assert found == Cores(6, 3, 3, None) and found.useful == 3 and found.counts() == [1, 2, 3, 4, 6]
+    assert found.told == "6 CPUs on 3 physical cores"
+
+
+def test_performance_cores_of_a_hybrid_cpu(machine):
+    """Two P-cores with two threads each and four E-cores, as Intel's kernel driver lists them."""
+    places = [(0, 0), (0, 0), (0, 1), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
+    found = machine(places, {"cpu_core/cpus": "0-3\n", "cpu_atom/cpus": "4-7\n"})
+    assert found == Cores(8, 6, 2, None) and found.useful == 2 and "2 of them performance cores" in found.told
+    assert machine(places, {"cpu_core/cpus": "0-3\n"}, allowed={4, 5}) == Cores(2, 2, 2, None)  # pinned to E-cores
+
+
+def test_cores_of_an_arm_by_their_capacity(machine):
+    files = {f"system/cpu/cpu{cpu}/cpu_capacity": f"{1024 if cpu > 3 else 400}\n" for cpu in range(6)}
+    assert machine([(0, cpu) for cpu in range(6)], files) == Cores(6, 6, 2, None)
+
+
+def test_a_quota_gives_less_time_than_there_are_cores(machine):
+    found = machine([(0, cpu) for cpu in range(8)], quotas=[6.0, 2.5])
+    assert found.quota == 2.5 and found.useful == 2 and 2 in found.counts()
+    assert "its control group gives it the time of 2.5" in found.told
+    assert machine([(0, cpu) for cpu in range(8)], quotas=[0.5]).useful == 1
+
+
+def test_hidden_files_count_each_cpu(machine, tmp_path):
+    found = machine([], allowed={0, 3})
+    assert found == Cores(2, 2, 2, None)
+
+
+def test_lists_of_numbers():
+    assert numbers("0-3,8,10-11\n") == {0, 1, 2, 3, 8, 10, 11} and numbers("") == set()
+
+
+def test_all_counts_are_those_of_this_machine(monkeypatch):
+    monkeypatch.setattr("kit.lab.engines.options.cores", lambda: Cores(12, 6, 4, None))
+    assert counts_of("all") == [1, 2, 4, 6, 8, 12] and counts_of("4, 2,4") == [2, 4] and counts_of(None) == []
+    assert module.cores().logical >= 1
+
+
+def test_a_rate_is_operations_over_seconds(monkeypatch):
+    """A clock that ticks a second: each way's rate is its number of operations, and the largest wins."""
+    seconds = type("Taken", (), {"samples": (1.0, 2.0)})
+    calls = []
+    monkeypatch.setattr(arithmetic.measure, "time", lambda function, **how: calls.append(function()) or seconds)
+    monkeypatch.setattr(arithmetic, "_SLOW", 2.0)
+    monkeypatch.setattr(arithmetic, "_SIDES", (64, 128))
+    monkeypatch.setattr(arithmetic, "_TOKENS", 32)
+    monkeypatch.setattr(arithmetic, "_ROWS", 64)
+    rates = arithmetic.probe()
+    assert rates["float32"].best == 2 * 32 * 2048 * 64 and "kit's product" in rates["float32"].method
+    squares = [each for each in calls if isinstance(each, torch.Tensor) and each.dtype == torch.int32]
+    assert {tuple(each.shape) for each in squares} == {(64, 64), (128, 128)}
+
+
+def test_a_slow_cpu_is_asked_for_one_size(monkeypatch):
+    monkeypatch.setattr(arithmetic.measure, "time", lambda function, **how: type("Taken", (), {"samples": (1.0,)}))
+    assert "512 x 512" in arithmetic.probe()["float32"].method
