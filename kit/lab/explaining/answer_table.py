@@ -3,7 +3,7 @@
 A row is plain data (``Row``); what is printed, pasted and drawn comes from the same rows: ``text``, ``markdown``, ``picture``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kit.lab import figures
@@ -38,6 +38,29 @@ class Row(NamedTuple):
         """The speed with its error: "30.7 ± 0.8"."""
         error = "" if self.error is None else f" ± {self.error:.{1 if self.error < 9.95 else 0}f}"
         return f"{self.speed:.3g}{error}" if self.speed < 1000 else f"{self.speed:,.0f}{error}"
+
+
+SHORT = {"float32": "exact", "int16 activations": "int16", "int8 activations": "int8"}  # precision of blocks -> its one word
+
+
+def rows(answer: dict, same: Mapping[str, float] | None = None) -> list[Row]:
+    """The rows of what kit.lab.explaining.answer.gather has. ``same``: precision, or a program -> how often it has float32's
+    most probable next token. What was only predicted has no row."""
+    limit, same = answer["limit"], same or {}
+    table = [Row("limit of memory", "limit", limit["tokens_per_second"], of_limit=1.0)]
+    for each in filter(None, [*answer["reached"], answer["peer"]]):
+        if each["low"] is None:
+            continue
+        own = each is not answer["peer"]
+        name, precision = each["name"].partition(",")[0], each.get("precision", "")
+        if own:
+            name = SHORT[precision] if not each.get("holds") and precision in SHORT else each["name"]
+        option = " ".join(part for part in each.get("command", "").split() if own and part.startswith("fused-"))
+        table.append(Row(
+            name, "kit" if own else "peer", 1 / each["seconds"], 1 / each["high"], 1 / each["low"], each.get("mbu"),
+            1.0 if precision == "float32" else same.get(precision if own else name), option and f"--linear {option}",
+        ))  # fmt: skip
+    return table
 
 
 HEADS = ("", "tokens/s", "of the limit", "same next token")  # as float32
