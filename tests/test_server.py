@@ -6,6 +6,7 @@ import shutil
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import documented
 import pytest
@@ -19,8 +20,9 @@ from kit.lab.engines.meter import Received, Report
 from kit.lab.engines.protocols import PROTOCOLS, event_of
 from kit.lab.engines.server import KEY, ServerClient, is_server
 from kit.lab.engines.started import Started, changed
+from kit.lab.engines.watch import Holding
 from kit.lab.explaining import refused as refused_load
-from kit.lab.explaining import running_answer
+from kit.lab.explaining import running_answer, running_words
 from kit.lab.explaining.running import Running
 from kit.system import groups, usable_cores
 
@@ -337,6 +339,24 @@ def test_a_change_is_tried_in_turn_with_a_server_that_kit_starts(smollm2, monkey
         tried["before"] / tried["after"], rel=0.6
     )
     assert f"-c 256 -t {usable_cores()}`" in " ".join(tried["told"].split())
+
+
+@pytest.mark.slow
+def test_a_server_that_ends_meanwhile_is_an_error_of_one_line(smollm2):
+    with served.started(smollm2, "-t 2 -c 256") as running, Running(running.url, gbps=lambda: 20.0) as ran:
+        _ = ran.first
+        running.process.kill()
+        running.process.wait()
+        with pytest.raises(ServerError, match="the connection broke"):
+            _ = ran.windows
+
+
+def test_pages_on_several_nodes_are_told():
+    held = Holding(0.9, 0.5, 10 << 20, swapped=1 << 20, limit=1 << 30, nodes=(75, 25))
+    told = running_words._held(SimpleNamespace(holding=held, file=True, owner=SimpleNamespace(process=1)))
+    told = " ".join(told.split())
+    assert "90% of the file is in memory, 50% of what the server maps" in told and "by NUMA node its pages are 75%, 25%" in told
+    assert "1.00 MiB are in swap; its control group allows 1.00 GiB" in told
 
 
 def test_an_answer_to_compare_with_that_is_none(server, tmp_path):

@@ -61,6 +61,14 @@ def test_threads_and_neighbors_share_the_waiting_in_the_ratio_of_their_number():
     assert both["busy"] > 0 and alone["busy"] == 0 and alone["threads"] > both["threads"] > 0
 
 
+def test_threads_that_sleep_wait_for_one_that_waits():
+    """Two threads ran a tenth of the time together: whatever each did else, the token waited for a core."""
+    row = split(window(waited=(0.35, 0.35), ran=(0.05, 0.05), others=1.8, quota=0.5), 0.001)
+    assert row["busy"] == pytest.approx(0.09) and row["threads"] == row["quota"] == 0
+    row = split(window(waited=(0.01, 0.01), ran=(0.05, 0.05)), 0.001)
+    assert row["busy"] < 0.003 and row["unexplained"] > 0.09, "nothing waited for a core: something else is missing"
+
+
 def test_parts_that_overlap_are_scaled_and_not_beyond_the_token():
     row = split(window(disk=1.0, faults=9, read=1 << 20, throttled=2.0), MEMORY)
     assert sum(row.values()) == pytest.approx(0.1) and row["unexplained"] == pytest.approx(0.0)

@@ -13,6 +13,7 @@ from kit.lab.engines.server import ServerClient
 from kit.system import processes
 
 _MAGIC = b"GGUF"
+_GPU = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # maps of a process that uses one
 _HIDDEN = ("--api-key", "--hf-token", "-hft")  # flags whose values are not shown
 _MODEL, _THREADS = ("-m", "--model"), ("-t", "--threads", "--num-threads")
 
@@ -20,7 +21,7 @@ _MODEL, _THREADS = ("-m", "--model"), ("-t", "--threads", "--num-threads")
 class Owner(NamedTuple):
     """``process``: of the model, None where it was not found; ``others``: those of the same server. ``command``: its words,
     secrets left out. ``file``: as this process reaches it. ``mapped``: whether the model's process maps it. ``missing``: what
-    could not be found, in words."""
+    could not be found, in words. ``gpu``: whether it uses one, which kit does not watch."""
 
     process: int | None
     others: tuple[int, ...] = ()
@@ -28,6 +29,7 @@ class Owner(NamedTuple):
     file: Path | None = None
     mapped: bool = False
     missing: tuple[str, ...] = ()
+    gpu: bool = False
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -87,8 +89,11 @@ def find(server: ServerClient, file: Path | None = None) -> Owner:
     if path is None or not path.exists():
         missing.append("the model's file" + f" ({path} is not on this machine)" * (path is not None))
         path = None
+    gpu = process is not None and any(part.path.startswith(_GPU) for part in processes.maps(process.pid))
+    if gpu:
+        missing.append("what its GPU does, so the limit of this machine's memory is not its limit")
     others = tuple(each.pid for each in tree if process and each.pid != process.pid)
-    return found._replace(others=others, file=path, mapped=bool(mapped), missing=tuple(missing))
+    return found._replace(others=others, file=path, mapped=bool(mapped), missing=tuple(missing), gpu=gpu)
 
 
 def _listening(port: int) -> list[int]:

@@ -107,7 +107,7 @@ class Watch:
         return _Counts(
             time.perf_counter(), processes.threads(number) if number else {}, processes.work(number or 0), read,
             psutil.swap_memory().sin, groups.throttled(number) if number else 0.0,
-            state.seconds_of_others([psutil.Process(), *own]), getattr(total, "steal", 0.0), each,
+            _others(own), getattr(total, "steal", 0.0), each,
         )  # fmt: skip
 
     def _between(self, before: _Counts, after: _Counts) -> Seen:
@@ -134,6 +134,13 @@ class Watch:
 
     def _gone(self) -> bool:
         return bool(self.owner.process) and not psutil.pid_exists(self.owner.process)
+
+
+def _others(own: list[psutil.Process]) -> float:
+    try:
+        return state.seconds_of_others([psutil.Process(), *own])
+    except psutil.Error:  # one has ended since
+        return state.seconds_of_others([psutil.Process(), *_alive(process.pid for process in own)])
 
 
 def _alive(numbers: Iterable[int]) -> list[psutil.Process]:

@@ -17,6 +17,7 @@ from kit.lab.measuring.measure import interval_of
 NAMES = ("memory", "disk", "threads", "quota", "busy", "depth", "load", "pages", "swap", "reprocess", "overhead", "unexplained")
 PROMPT = "prompt"  # of a request: the positions that it had to compute, no fault
 WANTED = ("memory", PROMPT, "unexplained")  # what is no fault
+_WAITS = 0.05  # of the time: threads that waited for a core for less did not wait for cores
 SMALL = 0.1  # of the time: a fault of less is none to act on
 DECODE, DEEP, FIRST, TURN = "decode", "decode at depth", "first request", "second turn"  # what causes are of
 
@@ -57,23 +58,25 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     - quota: seconds that the group was held back, over half of the cores that it computes on (a thread that waits for one that
       is held sleeps, and is not counted), and no more than its threads did not run.
     - busy, threads: waiting for a core beyond that. Threads above the cores wait for each other, in the ratio of their number
-      to the cores of other processes; the rest is others. A token waits when any of its threads does.
+      to the cores of other processes; the rest is others. A token waits when any of its threads does, and whenever none
+      of them runs: one that sleeps waits for one that waits.
     - overhead: the client's time beyond the server's own.
     """
     seen, token = window.seen, window.seconds
     if not seen.known:
         seen = Seen(window.seconds * max(1, window.tokens))
-    wall, usable = max(seen.seconds, 1e-9), min(seen.cores, math.ceil(min(seen.quota, 1e6)))
+    wall = max(seen.seconds, 1e-9)
     halves = max(1.0, min(seen.workers, seen.cores) / 2)
     held = min(seen.throttled / wall / halves, 1 - max(seen.ran, default=0.0))
     waits = [max(0.0, share - held) for share in seen.waited]
-    mean, excess = (float(np.mean(waits)) if waits else 0.0), max(0, seen.workers - usable)
+    mean, excess = (float(np.mean(waits)) if waits else 0.0), max(0, seen.workers - seen.cores)
     own = excess / (excess + seen.others) if excess else 0.0
-    others = 0.0 if excess else 1 - math.prod(1 - share for share in waits)
     reads = seen.faults + seen.read + seen.swapped > 0
     disk = min(1.0, seen.disk + seen.kernel / wall) if reads else 0.0
     paged = min(1.0, seen.swapped / max(seen.read, seen.swapped, 1))
     over = max(0.0, token - window.reported) / token if window.reported else 0.0
+    none_ran = 1 - sum(seen.ran) - disk - held - over if mean > _WAITS else 0.0
+    others = 0.0 if excess else max(none_ran, 1 - math.prod(1 - share for share in waits))
     parts = {
         "memory": memory, "disk": token * disk * (1 - paged), "quota": token * held,
         "busy": token * min(1.0, others + seen.stolen / max(1, seen.cores)), "pages": pages, "swap": token * disk * paged,

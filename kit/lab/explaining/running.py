@@ -110,7 +110,7 @@ class Running:
 
     def least(self, positions: int) -> float:
         """The least seconds of a token after so many positions."""
-        return self.bytes_at(positions) / (self.gbps * 1e9)
+        return 0.0 if self.owner.gpu else self.bytes_at(positions) / (self.gbps * 1e9)
 
     @cached_property
     def holding(self) -> watching.Holding:
@@ -161,6 +161,10 @@ class Running:
             seconds = max(0.0, again.seconds - short.seconds) / (again.answered - 1)
             return Window(again.answered - 1, seconds, windows[-1], again.report.seconds_per_token), again
         if got.seconds_per_token is None:
+            return None, got
+        if windows[-1].gone:
+            self.faults.append(f"process {self.owner.process} of the model ended while it answered")
+            self.owner = owners.find(self.server, self.owner.file)
             return None, got
         return Window(got.answered - 1, got.seconds_per_token, windows[-1], got.report.seconds_per_token), got
 
@@ -291,8 +295,8 @@ class Running:
         usual = min((seconds for length, seconds, _ in self.prompts if length <= LENGTHS[0] + 1), default=first)
         if said.load_seconds is not None:
             longer = said.load_seconds
-        elif said.prompt_seconds is not None:
-            longer = first - said.prompt_seconds - self.overhead
+        elif "is_sleeping" in self.server.about:  # llama-server: it had unloaded its model, or it had not
+            longer = first - (said.prompt_seconds or usual) - self.overhead if self.server.about["is_sleeping"] else 0.0
         else:
             longer = first - 3 * usual
         if longer < causes.SMALL * first or longer < 0.05:

@@ -49,7 +49,35 @@ def _decode(running: Running) -> Iterator[tuple[str, object, str]]:
     bound = {"seconds": least, "bytes": running.bytes_at(NEAR), "bandwidth": running.gbps * 1e9} if least else None
     yield "bound", bound, ""
     yield "mbu", share, _speed(running, token, (low, high), share, received, asked, reported)
+    yield "holding", _holding(running), _held(running)
     yield "", None, _account(running.decode, "A token")
+
+
+def _holding(running: Running) -> dict:
+    held = running.holding
+    return {
+        "resident": held.resident if running.file else None, "large_pages": held.large, "own_bytes": held.own,
+        "swapped_bytes": held.swapped, "limit_bytes": held.limit or None, "free_bytes": held.free if held.limit else None,
+        "pages_by_node": [*held.nodes],
+    }  # fmt: skip
+
+
+def _held(running: Running) -> str:
+    held = running.holding
+    if not running.file or not running.owner.process:
+        return ""
+    text = f"{held.resident:.0%} of the file is in memory"
+    if held.large is not None:
+        text += f", {held.large:.0%} of what the server maps of it by pages of 2 MiB"
+    text += f"; {format_bytes(held.own)} are the server's own data"
+    if held.swapped:
+        text += f", and {format_bytes(held.swapped)} are in swap"
+    if held.limit:
+        text += f"; its control group allows {format_bytes(held.limit)}"
+    if len(held.nodes) > 1:
+        shares = ", ".join(f"{count / sum(held.nodes):.0%}" for count in held.nodes)
+        text += f"; by NUMA node its pages are {shares}"
+    return paragraph(f"{text}.")
 
 
 def engine(running: Running) -> dict:
