@@ -79,7 +79,44 @@ def kimi(architecture, kinds=(0, 0, 1, 0, 1), full=False, **keys):
     return file.ends(tied=full)
 
 
+def qwen4exp(flat=False):
+    """A residual of four streams; delta nets, and attention to blocks of four positions that an index chooses."""
+    file = File(
+        "qwen4exp", 4, attention__head_count_kv=2, attention__key_length=32, attention__value_length=32,
+        rope__dimension_count=16, rope__dimension_sections=[3, 3, 2, 0], ssm__conv_kernel=4, ssm__inner_size=128,
+        ssm__state_size=32, ssm__time_step_rank=4, ssm__group_count=2, expert_count=8, expert_used_count=2,
+        expert_feed_forward_length=64, expert_shared_feed_forward_length=96, hyper_connection__count=4,
+        hyper_connection__low_rank=16, attention__indexer__head_count=16, attention__indexer__key_length=32,
+        attention__indexer__top_k=8, attention__compress_ratios=[0, 4, 0, 4], full_attention_interval=2,
+    )  # fmt: skip
+
+    def streams(name, inject=True):
+        file.tensor(f"{name}_norm.weight", *((4 * H,) if flat else (4, H)), mean=1, spread=0.05)
+        file.tensor(f"{name}_down.weight", 16, 4 * H)
+        file.tensor(f"{name}_up.weight", 4 * H, 16)
+        if inject:
+            file.tensor(f"{name}_inject.weight", 4, 4 * H)
+
+    for layer in range(4):
+        streams(f"blk.{layer}.hc_attn")
+        streams(f"blk.{layer}.hc_ffn")
+        if layer % 2:
+            file.layer(layer, attn_q=(8 * 32, H), attn_k=(64, H), attn_v=(64, H), attn_q_norm=32, attn_k_norm=32)
+            file.layer(layer, attn_output=(H, 128), indexer__q_proj=(16 * 32, H), indexer__k_proj=(32, H))
+            file.layer(layer, indexer__q_norm=32, indexer__k_norm=32)
+        else:
+            file.layer(layer, attn_qkv=(256, H), attn_gate=(128, H), ssm_dt__bias=4, ssm_beta=(4, H), ssm_alpha=(4, H))
+            file.tensor(f"blk.{layer}.ssm_conv1d.weight", 256, 4, spread=0.5)
+            file.layer(layer, ssm_norm=32, ssm_out=(H, 128))
+            file.tensors[f"blk.{layer}.ssm_a"] = -np.exp(file.random.normal(0, 0.5, 4)).astype(np.float32)
+        file.mixture(layer, shared=96, gated=True)
+    streams("output_hc", inject=False)
+    file.tensor("output.weight", 512, H)
+    return file
+
+
 FILES = {
+    "qwen4exp": qwen4exp,
     "kimi-linear": lambda: kimi("kimi-linear"),
     "bailingmoe3": lambda: kimi("bailingmoe3", full=True, kda__gate_lower_bound=-5.0, expert_shared_feed_forward_length=64),
     "glm-dsa": lambda: sparse("glm-dsa", (1, 0, 1, 0)),

@@ -14,7 +14,7 @@ from kit.gguf.uses import bytes_used, uses_of
 from kit.model.hyperparameters import read_config
 
 # Positions from which layers of a file choose, at which a block ends, or a segment of a kernel.
-PERIODS = {"glm-dsa": (8,), "deepseek32": (8,), "kimi-linear": (4, 16), "bailingmoe3": (4, 16)}
+PERIODS = {"glm-dsa": (8,), "deepseek32": (8,), "kimi-linear": (4, 16), "bailingmoe3": (4, 16), "qwen4exp": (4, 12)}
 LENGTHS = {name: sorted({1, 2, *(each + n for each in periods for n in (-1, 0, 1))}) for name, periods in PERIODS.items()}
 WORST = 1e-5  # of a token; half of all are below a third of it
 
@@ -93,7 +93,7 @@ def test_a_token_touches_the_bytes_that_are_told(folder, name):
     model = model_of(kind_files.write(folder, name))
     config, weights = model.config, bytes_used(uses_of(model.file))
     tables = {name for name, info in model.file.tensors.items() if len(info.shape) > 1}
-    matrices = {name for name in tables if not any(part in name for part in ("conv1d", "ssm_a", "_norm"))}
+    matrices = {name for name in tables if not any(part in f"{name}." for part in ("conv1d", "ssm_a.", "_norm"))}
     expected = sum(use.nbytes * use.used // use.of for use in uses_of(model.file) if use.name in matrices and not use.is_rows)
     for depth in (*LENGTHS[name], 25):
         cache = model.new_cache(64)
@@ -146,6 +146,17 @@ BAD = [  # (file, keys, a tensor that is left out, what the error names)
     ("glm-dsa", {"attention.indexer.top_k": None}, "", "attention.indexer.top_k"),
     ("deepseek32", {"attention.indexer.key_length": None}, "", "attention.indexer.key_length"),
     ("deepseek32", {"attention.indexer.head_count": 0}, "", "attention.indexer.head_count"),
+    ("kimi-linear", {"kda.head_dim": None}, "", "kda.head_dim"),
+    ("kimi-linear", {"ssm.conv_kernel": 5}, "", "blk.0.ssm_conv1d_q.weight"),
+    ("bailingmoe3", {"kda.gate_lower_bound": 1.0}, "", "a bound of 1 for the log of a decay"),
+    ("bailingmoe3", {"kda.gate_lower_bound": None}, "", "kda.gate_lower_bound"),
+    ("bailingmoe3", {"kda.safe_gate": False}, "", "kda.safe_gate"),
+    ("qwen4exp", {"attention.compress_ratios": [0, 4, 0]}, "", "attention.compress_ratios"),
+    ("qwen4exp", {"attention.compress_ratios": [0, 3, 0, 3]}, "", "attention.compress_ratios"),
+    ("qwen4exp", {"hyper_connection.low_rank": None}, "", "hyper_connection.low_rank"),
+    ("qwen4exp", {"hyper_connection.count": 1}, "", "hyper_connection.count"),
+    ("qwen4exp", {"ple.layers": [0]}, "", "ple.layers"),
+    ("qwen4exp", {}, "blk.2.hc_ffn_inject.weight", "blk.2.hc_ffn_inject.weight"),
     ("deepseek32", {}, "blk.1.indexer.k_norm.bias", "blk.1.indexer.k_norm.bias"),
 ]
 

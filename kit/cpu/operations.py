@@ -7,7 +7,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kit.cpu import attention, choice, convolution, dequantize, elementwise, history, kda, norm, recurrent, routing, threads
+from kit.cpu import (
+    attention,
+    choice,
+    convolution,
+    dequantize,
+    elementwise,
+    history,
+    kda,
+    norm,
+    recurrent,
+    routing,
+    streams,
+    threads,
+)
 from kit.cpu.shapes import Choice
 from kit.cpu.tasks import Step, address_of
 
@@ -29,6 +42,8 @@ OPERATIONS = {
     "convolution": Operation(convolution.step),
     "delta net": Operation(recurrent.delta_net_step),
     "kda": Operation(kda.step),
+    "mix streams": Operation(streams.mix_step),
+    "spread": Operation(streams.spread_step),
     "gate heads": Operation(elementwise.gate_heads_step),
     "mamba2": Operation(recurrent.mamba2_step),
     "dequantize": Operation(dequantize.step),
@@ -57,8 +72,10 @@ class Recording(threads.Program):
     def __init__(self, context: int):
         super().__init__()
         self._context, self._part_bytes, self._parts = context, 0, None
-        self._appends: list[int] = []  # steps
-        self._position, self._tables, self._turns = 0, {}, {}  # of each RoPE: the table of cosines and sines, and its steps
+        self._appends: dict[int, list[int]] = {}  # positions of a row -> steps
+        self._pools: dict[int, list[int]] = {}  # the same, of means of so many rows
+        # Of each RoPE and number of positions that share a turn: the table of cosines and sines, and the steps
+        self._tables, self._turns = {}, {}
         # Window or choice -> (step of the chunks, tasks of one, last step)
         self._attentions: dict[int | Choice, list[tuple[int, int, int]]] = {}
         self._choices: dict[Choice, _OfChoice] = {}
@@ -68,15 +85,20 @@ class Recording(threads.Program):
         task, arguments, tasks = OPERATIONS[name].step(*operands, **constants)
         return self.add(task, arguments, -tasks if alone else tasks)
 
-    def append(self, rows: torch.Tensor, history: history.History) -> None:
-        """Write keys or values (1, kv_heads, head_dim) to the token's position."""
-        self._appends.append(self.do("append", rows, history, alone=True))
+    def append(self, rows: torch.Tensor, history: history.History, each: int = 1) -> None:
+        """Write keys or values (1, kv_heads, head_dim) to the token's position, or to the block of ``each`` that it is in."""
+        self._appends.setdefault(each, []).append(self.do("append", rows, history, alone=True))
 
-    def rotate(self, layout: str, x: torch.Tensor, rope) -> None:
-        """RoPE of x (1, heads, head_dim) in place by ``rope``, a kit.model.rope.Rope."""
-        if rope not in self._tables:
-            self._tables[rope], self._turns[rope] = rope.table(0, _TABLE), []
-        self._turns[rope].append(self.do(layout, x, self._tables[rope], alone=True))
+    def pool(self, row: torch.Tensor, held: torch.Tensor, mean: torch.Tensor) -> None:
+        """Put the token's row (1, n) at its place in its block, held (each, n), and the mean of these into ``mean`` (1, n)."""
+        self._pools.setdefault(len(held), []).append(self.add(*streams.pool_step(row, held, mean)))
+
+    def rotate(self, layout: str, x: torch.Tensor, rope, each: int = 1) -> None:
+        """RoPE of x (1, heads, head_dim) in place by ``rope``, a kit.model.rope.Rope, at the token's position or at the first
+        one of the block of ``each`` that it is in."""
+        if (rope, each) not in self._tables:
+            self._tables[rope, each], self._turns[rope, each] = (0, rope.table(0, _TABLE)), []
+        self._turns[rope, each].append(self.do(layout, x, self._tables[rope, each][1], alone=True))
 
     def choose(self, q: torch.Tensor, keys: history.History, by: Choice, weights=None) -> None:
         """Choose positions for ``gather``, as kit.cpu.choice.choose; q: (1, heads, size), weights: (1, heads) or None."""
@@ -128,13 +150,16 @@ class Recording(threads.Program):
                 for chunks, _, join in steps_of:
                     self.set([chunks], parts=self._parts)
                     self.set([join], parts=self._parts)
-        new, self._position = position // _TABLE != self._position // _TABLE, position
-        for rope, steps in self._turns.items():
-            if new:
-                self._tables[rope] = rope.table(position // _TABLE * _TABLE, _TABLE)
-            self.set(steps, table=self._tables[rope][position % _TABLE])
-        if self._appends:  # no layer attends in a model, or a part of one, whose layers all have a fixed state
-            self.set(self._appends, position=position)
+        for (rope, each), steps in self._turns.items():
+            at, (first, table) = position // each * each, self._tables[rope, each]
+            if not first <= at < first + _TABLE:
+                first = at // _TABLE * _TABLE
+                self._tables[rope, each] = first, (table := rope.table(first, _TABLE))
+            self.set(steps, table=table[at - first])
+        for each, steps in self._appends.items():
+            self.set(steps, position=position // each)
+        for each, steps in self._pools.items():
+            self.set(steps, slot=position % each)
         for by, own in self._choices.items():
             own.move_to(self, by, position)
         for window, steps_of in self._attentions.items():

@@ -25,6 +25,8 @@ class Architecture:
     skipping: bool = False  # a layer without heads has no mixer, one without KV heads a matrix, one without a size no network
     alone: bool = False  # a layer is a network where feed_forward_length says its size, and a mixer elsewhere
     grouped: bool = False  # of a delta net: value heads, and their two gates, follow one another by key head
+    delta_sigmoids: bool = False  # of a delta net: what it gives is multiplied by sigmoids, not by silu
+    streams: bool = False  # the residual has several streams (hyper-connections), and no other norm is before a network
     output_gated: bool = False  # attention: attn_q has a query and a gate for each head
     value_norm: bool = False  # attention: values are normed by head, and without attn_v they are the keys
     per_layer: bool = False  # layers have further embeddings, and scale their output, if the file has the tensors (Gemma 4)
@@ -115,6 +117,9 @@ ARCHITECTURES = {
     ),
     "bailingmoe3": Architecture(
         mixer="latent", recurrent="kimi delta", latent_gate="head", full_gates=True, gating=2, **_SAID
+    ),
+    "qwen4exp": replace(
+        _QWEN35, norms=("", "", "", ""), mixer="sparse attention", delta_sigmoids=True, streams=True
     ),
     "deci": Architecture(skipping=True),
     "qwen2vl": Architecture("neox"),

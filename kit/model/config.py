@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from kit.model.architectures import Architecture
-from kit.model.layers import Layer, PerLayerInput
+from kit.model.layers import Hyper, Layer, PerLayerInput
 from kit.model.layers.rope import RopeConfig
 
 
@@ -82,6 +82,11 @@ class Config:
         """Per-layer embeddings; None: the model has none."""
         return self.layers[0].per_layer
 
+    @property
+    def hyper(self) -> Hyper | None:
+        """The residual's streams; None: it has one."""
+        return self.layers[0].hyper
+
     def unread_tensors(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape of tensors that a file may have and no token reads."""
         named = ((f"blk.{number}.{each.name}", each) for number, layer in enumerate(self.layers) for each in layer.tensors())
@@ -96,7 +101,9 @@ class Config:
             yield from (each[:3] for each in self.per_layer.model_tensors(self.vocabulary))
         for number, layer in enumerate(self.layers):
             yield from ((f"blk.{number}.{name}", shape, needed) for name, shape, needed, read in layer.tensors() if read)
-        if self.family.layer_norm != "bare":
+        if self.hyper:
+            yield from (each[:3] for each in self.hyper.tensors("output_hc", inject=False))
+        elif self.family.layer_norm != "bare":
             yield f"{self.family.last_norm}.weight", (self.hidden_size,), True
         if self.family.layer_norm:
             yield "output_norm.bias", (self.hidden_size,), False

@@ -85,6 +85,22 @@ class CpuOps(Ops):
     def index(self, layer, keys):
         self.cache.states[layer].index.write(self.cache.length, keys[:, None])
 
+    def index_blocks(self, layer, keys):
+        mixer, start, cache, length = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer], self.cache.length
+        each, held = mixer.choice.each, cache["block"]
+        first = length - length % each
+        rows = torch.cat([held[: length - first], keys])
+        blocks = len(rows) // each
+        if blocks:
+            means = rows[: each * blocks].unflatten(0, (blocks, each)).mean(1)
+            means = self.rms_norm(means, f"blk.{layer}.indexer.k_norm.weight")[:, None]
+            turn = self.ropes[mixer.index_rope]
+            turn.rotate(means, turn.cos_sin(first, each * blocks)[::each])
+            cache.index.write(first // each, means)
+        left = rows[each * blocks :]
+        held[: len(left)] = left
+        self.end("pool", start, layer=layer, nbytes=2 * held.nbytes)
+
     def choose(self, layer, q, weights=None):
         mixer, start, cache = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer]
         positions = self.cache.length + len(q)
@@ -217,7 +233,7 @@ ACTIVATIONS = {
 }
 
 
-UNGATED = {"gelu": lambda x: F.gelu(x, approximate="tanh"), "squared_relu": lambda x: x.relu_().square_()}
+UNGATED = {"silu": F.silu, "gelu": lambda x: F.gelu(x, approximate="tanh"), "squared_relu": lambda x: x.relu_().square_()}
 
 
 def best_experts(scores, routing, bias=None):

@@ -21,7 +21,7 @@ class Ops(ABC):
 
     # Operations that see the positions or the states of a sequence: (layer, tensors with the tokens first). They are the only
     # ones, and what runs several sequences at once does each row of these by itself.
-    OF_SEQUENCE = ("rotate", "attend", "index", "choose", "convolve", "delta_net", "kda", "mamba2")
+    OF_SEQUENCE = ("rotate", "attend", "index", "index_blocks", "choose", "convolve", "delta_net", "kda", "mamba2")
 
     def __init__(self, model):
         self.config, self.weights, self.trace, self.ropes = model.config, model.weights, model.trace, model.ropes
@@ -97,7 +97,7 @@ class Ops(ABC):
         start, out = self.begin(), self.new(*z.shape)
         a, dt, weight = (self.vector(f"blk.{layer}.ssm_{part}") for part in ("a", "dt.bias", "norm.weight"))
         eps = self.config.norm_eps
-        self.do("delta net", qkv, alpha, beta, a, dt, state, z, weight, mixer.key_heads, eps, out)
+        self.do("delta net", qkv, alpha, beta, a, dt, state, z, weight, mixer.key_heads, eps, out, mixer.sigmoids)
         self.end("delta net", start, layer=layer, nbytes=2 * state.nbytes)
         return out
 
@@ -110,6 +110,19 @@ class Ops(ABC):
         self.do("kda", q, k, v, decay, dt, a.flatten(), beta, state, z, weight, mixer.bound, eps, mixer.least or eps, out)
         self.end("delta net", start, layer=layer, nbytes=2 * state.nbytes)
         return out
+
+    def mix_streams(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+        """The mean over the streams of x * sigmoid(gates), both (tokens, streams, n): (tokens, n)."""
+        start, out = self.begin(), self.new(len(x), x.shape[2])
+        self.do("mix streams", x, gates, out)
+        self.end("streams", start)
+        return out
+
+    def spread(self, x: torch.Tensor, y: torch.Tensor, logits: torch.Tensor) -> None:
+        """x (tokens, streams, n) += 2 sigmoid(logits / streams) y, y (tokens, n) and logits (tokens, streams)."""
+        start = self.begin()
+        self.do("spread", x, y, logits)
+        self.end("streams", start)
 
     def gate_heads(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
         """x (tokens, heads, n) times the sigmoid of a gate of each head (tokens, heads)."""
@@ -210,6 +223,11 @@ class Ops(ABC):
         """Remember the tokens' keys (tokens, elements) in the index of a layer."""
 
     @abstractmethod
+    def index_blocks(self, layer: int, keys: torch.Tensor) -> None:
+        """Remember in the index of a layer the means of blocks of its tokens' keys (tokens, elements), normed by
+        ``indexer.k_norm``, with RoPE at the first position of a block."""
+
+    @abstractmethod
     def choose(self, layer: int, q: torch.Tensor, weights: torch.Tensor | None = None) -> None:
         """Choose the positions to which ``attend`` of this layer, and of those after it without an index, attends: by the index
         of the layer, q (tokens, heads, elements) and weights (tokens, heads), or 1."""
@@ -244,10 +262,12 @@ class Ops(ABC):
 def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
     """Logits (wanted tokens, vocabulary) of the tokens of ``ops``."""
     x = ops.embed("token_embd.weight", config.embedding_scale)
+    x = config.hyper.begin(ops, x) if config.hyper else x
     embedded = config.per_layer.embedded(ops, x) if config.per_layer else None
     for number, layer in enumerate(config.layers):
         layer.run(ops, number, x, embedded)
-    output = ops.norm(x[wanted], f"{config.family.last_norm}.weight")
+    x = x[wanted]
+    output = config.hyper.end(ops, x) if config.hyper else ops.norm(x, f"{config.family.last_norm}.weight")
     return scaled(ops.linear("token_embd.weight" if config.tied else "output.weight", output), config)
 
 

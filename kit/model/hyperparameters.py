@@ -11,7 +11,7 @@ from kit.gguf.names import layer_of
 from kit.model.architectures import ARCHITECTURES
 from kit.model.config import Config
 from kit.model.keys import MAX_LAYERS, ModelKeys
-from kit.model.layers import FEED_FORWARD, KINDS, MIXERS, Layer, PerLayerInput
+from kit.model.layers import FEED_FORWARD, KINDS, MIXERS, Hyper, Layer, PerLayerInput
 from kit.model.layers.rope import RopeConfig
 
 # Tensors that no token of text reads: of images and sounds, and of the prediction of further tokens.
@@ -157,8 +157,16 @@ class Facts:
             family.layer_norm == "bare",
             PerLayerInput(self.hidden_size, self.whole, self.per_layer_size) if self.per_layer_size else None,
             parallel,
+            self._hyper(layer),
             family.per_layer,
         )
+
+    def _hyper(self, layer):
+        if not self.family.streams:
+            return None
+        streams, rank = self.keys.count("hyper_connection.count", least=2), self.keys.count("hyper_connection.low_rank")
+        shape = getattr(self.stored[name], "shape", ()) if (name := f"blk.{layer}.hc_attn_norm.weight") in self.stored else ()
+        return Hyper(self.hidden_size, streams, rank, len(shape) == 1)
 
     def _network(self, routed):
         return "dense" if not routed else "dense and mixture" if self.family.beside else "mixture"

@@ -194,6 +194,16 @@ class Plan(Ops):
     def index(self, layer, keys):
         self.program.append(keys[:, None], self._cache.states[layer].index.history)
 
+    def index_blocks(self, layer, keys):
+        mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
+        each, mean = mixer.choice.each, self.new(1, keys.shape[1])
+        self.program.pool(keys, cache["block"], mean)
+        self.end("pool", first, layer=layer, nbytes=2 * cache["block"].nbytes)
+        mean = self.rms_norm(mean, f"blk.{layer}.indexer.k_norm.weight")[:, None]
+        rope = mixer.index_rope
+        self.program.rotate(rope.layout or self.config.family.rope, mean, self.ropes[rope], each)
+        self.program.append(mean, cache.index.history, each)
+
     def choose(self, layer, q, weights=None):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
         self.program.choose(q, cache.index.history, mixer.choice, weights)

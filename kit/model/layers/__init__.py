@@ -8,6 +8,7 @@ from kit.model.layers.attention_and_mamba2 import AttentionAndMamba2
 from kit.model.layers.both import DenseAndMixture
 from kit.model.layers.delta_net import DeltaNet
 from kit.model.layers.dense import Dense
+from kit.model.layers.hyper import Hyper
 from kit.model.layers.kda import Kda
 from kit.model.layers.kind import LayerKind, Memory, Tensor
 from kit.model.layers.latent import Latent
@@ -17,12 +18,14 @@ from kit.model.layers.nothing import Nothing
 from kit.model.layers.one_matrix import OneMatrix
 from kit.model.layers.per_layer import PerLayerInput
 from kit.model.layers.short_conv import ShortConv
+from kit.model.layers.sparse_attention import SparseAttention
 from kit.model.layers.sparse_latent import SparseLatent
 
-__all__ = ["FEED_FORWARD", "KINDS", "MIXERS", "DeltaNet", "Layer", "Mamba2", "Memory", "PerLayerInput"]
+__all__ = ["FEED_FORWARD", "KINDS", "MIXERS", "DeltaNet", "Hyper", "Layer", "Mamba2", "Memory", "PerLayerInput"]
 
 MIXERS = {kind.named: kind for kind in (
-    Attention, Latent, DeltaNet, Mamba2, ShortConv, AttentionAndMamba2, OneMatrix, SparseLatent, Kda, Nothing,
+    Attention, Latent, DeltaNet, Mamba2, ShortConv, AttentionAndMamba2, OneMatrix, SparseLatent, SparseAttention, Kda,
+    Nothing,
 )}  # fmt: skip
 FEED_FORWARD = {kind.named: kind for kind in (Dense, Mixture, DenseAndMixture, Nothing)}
 KINDS: tuple[type[LayerKind], ...] = tuple(dict.fromkeys([*MIXERS.values(), *FEED_FORWARD.values()]))
@@ -44,14 +47,17 @@ class Layer(NamedTuple):
     bare: bool = False  # norms have no weights
     per_layer: PerLayerInput | None = None
     parallel: bool = False  # both networks take x as it was before the layer, each by its own norm
+    hyper: Hyper | None = None  # the residual has several streams, which have norms of their own
     scaled: bool = False  # in the end x is multiplied by layer_output_scale, if the file has it
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors of the layer, in order of use."""
         before_mixer, after_mixer, before_ffn, after_ffn = [""] * 4 if self.bare else self.norms
+        yield from self.hyper.tensors("hc_attn") if self.hyper else ()
         yield from self._norm(before_mixer)
         yield from self.mixer.tensors()
         yield from self._norm(after_mixer)
+        yield from self.hyper.tensors("hc_ffn") if self.hyper else ()
         yield from self._norm(before_ffn if before_ffn != before_mixer else "")
         yield from self.feed_forward.tensors()
         yield from self._norm(after_ffn)
@@ -62,7 +68,7 @@ class Layer(NamedTuple):
 
     def widths(self) -> Iterator[int]:
         """Sizes that the CPU's recorded pass takes in vectors of sixteen."""
-        for kind in filter(None, (self.mixer, self.feed_forward, self.per_layer)):
+        for kind in filter(None, (self.mixer, self.feed_forward, self.per_layer, self.hyper)):
             yield from kind.widths()
 
     def _norm(self, name):
@@ -76,12 +82,14 @@ class Layer(NamedTuple):
         """What of this layer no other device runs; "" if all of it can run there."""
         if wrong := next((kind for kind in self[:2] if not kind.on_device), None):
             return f"layers of the kind {type(wrong).__name__}"
-        other = self.per_layer or self.scaled or self.mixer.source is not None or self.mixer.gated
+        other = self.hyper or self.per_layer or self.scaled or self.mixer.source is not None or self.mixer.gated
         other = other or getattr(self.feed_forward, "shared_gated", False)
         return "gates, shared keys and values and per-layer embeddings" if other else ""
 
     def run(self, ops, layer: int, x, embedded=None) -> None:
         """Add to x (tokens, hidden_size) what the two networks make of it. ``embedded``: of PerLayerInput."""
+        if self.hyper:
+            return self._run_streams(ops, layer, x)
         before_mixer, after_mixer, before_ffn, after_ffn = (name and f"blk.{layer}.{_weight(name)}" for name in self.norms)
         input = ops.norm(x, before_mixer)
         other = ops.norm(x, before_ffn) if self.parallel else input
@@ -94,6 +102,14 @@ class Layer(NamedTuple):
         factor = ops.vector(f"blk.{layer}.layer_output_scale.weight") if self.scaled else None
         if factor is not None:
             ops.scale(x, float(factor))
+
+    def _run_streams(self, ops, layer, x) -> None:
+        """The same for x (tokens, streams * hidden_size)."""
+        for network, name in ((self.mixer, "hc_attn"), (self.feed_forward, "hc_ffn")):
+            input, inject = self.hyper.before(ops, x, f"blk.{layer}.{name}")
+            y = ops.zeros(input)
+            network.run(ops, layer, y, ops.input(input), "")
+            self.hyper.after(ops, x, y, inject)
 
 
 def _weight(name):

@@ -18,6 +18,7 @@ class DeltaNet(Recurrent):
     size: int  # elements of a head
     width: int  # tokens that the convolution sees
     grouped: bool = False
+    sigmoids: bool = False  # what the heads give is multiplied by sigmoid(z); else by silu(z)
 
     named, metadata, spans = "delta net", (r"ssm\..+",), {"convolution": STATE, "delta net": STATE}
     floats, drawn = ("ssm_conv1d.weight",), {"ssm_conv1d.weight": (0, 0.4), "ssm_a": (0, 0.5)}  # of ssm_a the log of -a
@@ -34,6 +35,7 @@ class DeltaNet(Recurrent):
             size=size,
             width=keys.count("ssm.conv_kernel"),
             grouped=facts.family.grouped,
+            sigmoids=facts.family.delta_sigmoids,
         )
 
     @property

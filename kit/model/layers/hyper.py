@@ -1,0 +1,59 @@
+"""A residual of several streams (hyper-connections, Zhu et al. 2024), in the form of low rank that Qwen 4's trial has."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kit.model.layers.kind import Tensor
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """What is before and after each network of a layer; x is (tokens, streams * hidden_size).
+
+    With n = RMSNorm of each stream * weight: a network's input is the mean over the streams of n * sigmoid(up(silu(down(n) /
+    streams))), and what it gives is added to each stream times 2 sigmoid(inject(n) / streams).
+    """
+
+    hidden_size: int
+    streams: int
+    rank: int
+    flat: bool = False  # norms are stored as one axis
+
+    def tensors(self, name: str, inject: bool = True) -> Iterator[Tensor]:
+        """Those of one network: ``name`` is "hc_attn", "hc_ffn", or "output_hc", which has no ``inject``."""
+        whole = self.streams * self.hidden_size
+        yield Tensor(f"{name}_norm.weight", (whole,) if self.flat else (self.streams, self.hidden_size))
+        yield Tensor(f"{name}_down.weight", (self.rank, whole))
+        yield Tensor(f"{name}_up.weight", (whole, self.rank))
+        if inject:
+            yield Tensor(f"{name}_inject.weight", (self.streams, whole))
+
+    def widths(self) -> Iterator[int]:
+        yield from (self.hidden_size, self.rank)
+
+    def begin(self, ops, x):
+        """All streams begin as the embedding."""
+        return ops.join((x[:, None],) * self.streams, self.streams * self.hidden_size).flatten(1)
+
+    def before(self, ops, x, name: str):
+        """(input of a network (tokens, hidden_size), logits by which its result is added, or None where there is no inject)."""
+        streams = x.unflatten(1, (self.streams, self.hidden_size))
+        weight = ops.vector(f"{name}_norm.weight").reshape(self.streams, self.hidden_size)
+        start = ops.begin()
+        normed = ops.normed(streams, weight, None)
+        ops.end("norm", start, f"{name}_norm.weight")
+        own = ops.input(normed.flatten(1))
+        low = ops.linear(f"{name}_down.weight", own)
+        ops.scale(low, 1 / self.streams)
+        gates = ops.linear(f"{name}_up.weight", ops.activate("silu", low))
+        mixed = ops.mix_streams(normed, gates.unflatten(1, (self.streams, self.hidden_size)))
+        inject = None if name == "output_hc" else ops.linear(f"{name}_inject.weight", own)
+        return mixed, inject
+
+    def after(self, ops, x, y, inject) -> None:
+        """Add what a network gave, y (tokens, hidden_size), to each stream of x."""
+        ops.spread(x.unflatten(1, (self.streams, self.hidden_size)), y, inject)
+
+    def end(self, ops, x):
+        """What the output is a product of."""
+        return ops.input(self.before(ops, x, "output_hc")[0])
