@@ -143,6 +143,7 @@ OWN = {
     "KIT_KILLS_LOG",
     "KIT_EXIT",
     "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING",
+    "PYTHONPATH",
 }  # what the kit or a test tells its own children
 
 
