@@ -89,7 +89,9 @@ class Session:
     def _look(self) -> dict:
         if time.monotonic() - self._looked > _LOOK_SECONDS:
             self.busy = self.busy or state.settle(0)  # others may have come since the notebook began
-            self._state = state.probe_state().to_dict() | ({"busy": self.busy} | self._waited if self.busy else {})
+            found = state.probe_state()
+            limits.seen(self.out, found, not self.busy)
+            self._state = found.to_dict() | ({"busy": self.busy} | self._waited if self.busy else {})
             self._looked = time.monotonic()
         return self._state
 

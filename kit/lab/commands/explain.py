@@ -203,7 +203,7 @@ def _explain(file, as_json, everything, **how):
 
             _check(file, how["whole"], how["via"])
             how["memory"] = how["memory"] or room_for_weights(file, how["whole"])
-            reads = partial(probe, leave_out=("copy_gbps", "f32_gflops"))  # no section rests on them
+            reads = partial(probe, leave_out=("copy_gbps",))  # no section rests on it
             minute = float("inf") if how["thorough"] else 50.0
             study = Study(file, partial(limits.known, reads, "kit explain"), progress=True, minute=minute, **how)
 

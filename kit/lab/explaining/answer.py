@@ -3,14 +3,17 @@
 import shlex
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from kit.gguf.uses import bytes_used
 from kit.lab.engines.compared import PEER, PROGRAM, ROUNDED
 from kit.lab.engines.processes import ENGINES
+from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.study import Study
 from kit.lab.measuring import pages
 from kit.lab.measuring.measurements import Reading
+from kit.lab.measuring.minutes import Share, compared
 from kit.lab.measuring.state import BUSY
 from kit.lab.predicting import quality
 from kit.lab.predicting.losses import format_kl
@@ -97,6 +100,7 @@ def peer(study: Study) -> Reached | None:
 def gather(study: Study) -> dict:
     """The answer as plain data: ``limit``, ``reached``, ``peer``, ``change``; seconds are per token."""
     nbytes, least, limits, speed = bytes_used(study.read), study.least, study.limits, study.map_speed
+    now = study.least_now
     pages = study.map_found
     ways = reached(study)
     exact = next((each for each in ways if each.way.precision == "float32"), None)
@@ -115,17 +119,21 @@ def gather(study: Study) -> dict:
         each._asdict()
         | {"way": each.way.linear, "holds": each.way.holds, "precision": each.way.precision}
         | {"tokens_per_second": 1 / each.seconds, "command": command(study, each.way)}
+        | _mbu(study, each)
         for each in kept
     ]
     return {
         "limit": {
-            "tokens_per_second": 1 / least, "seconds": least, "bytes": nbytes, "read_gbps": study.read_gbps,
+            "tokens_per_second": 1 / now, "seconds": now, "bytes": nbytes, "read_gbps": study.now_gbps,
+            "in_turn": study.minutes is not None, "best_tokens_per_second": 1 / least, "best_gbps": study.read_gbps,
+            "arithmetic_seconds": study.least_of_arithmetic,
             "now_gbps": limits.now, "known_of": limits.at, "others_cores": limits.others,
             "map_gbps": speed and speed.gbps, "map_of_memory": speed and speed.ratio, "large_pages": speed and speed.large,
             "found_map_gbps": pages and pages.gbps, "found_large_pages": pages and pages.large,
         },
         "reached": plain,
-        "peer": (other := peer(study)) and other._asdict() | {"way": None, "tokens_per_second": 1 / other.seconds},
+        "peer": (other := peer(study))
+        and other._asdict() | {"way": None, "tokens_per_second": 1 / other.seconds} | _mbu(study, other),
         "change": change,
         "command": command(study, best.way) if best else "",
         "fits": study.room.fits,
@@ -135,18 +143,20 @@ def gather(study: Study) -> dict:
 def told(study: Study) -> list[str]:
     """The answer in lines of text; the last is the command."""
     ways, other, limits = reached(study), peer(study), study.limits
-    nbytes, least = bytes_used(study.read), study.least
-    lines = [f"At most {1 / least:.3g} tokens per second here: a token reads {format_bytes(nbytes)}, and {_bandwidth(study)}."]
+    nbytes, least = bytes_used(study.read), study.least_now
+    lines = [f"At most {1 / least:.3g} tokens per second now: a token reads {format_bytes(nbytes)}, and {_bandwidth(study)}."]
+    lines[0] += _best_minutes(study)
     if not study.room.fits:
         lines = [f"At most {1 / least:.3g} tokens per second within this memory: a token reads {format_bytes(nbytes)}."]
     if study.map_found:
         lines.append(pages.told(study.map_found, study.map_speed, nbytes, command(study, BLOCKS) or "kit generate FILE"))
     exact = next((each for each in ways if each.way.precision == "float32"), None)
     if exact:
-        lines.append(f"kit reaches {exact.told} exactly, {_by(exact)}, {least / exact.seconds:.0%} of the limit.")
+        lines.append(f"kit reaches {exact.told} exactly, {_by(exact)}, {_share(study, exact)}.")
     for precision in _ROUNDED:
         if rounded := next((each for each in ways if each.way.precision == precision), None):
-            lines.append(f"With {precision} it reaches {rounded.told}: {quality.lost(precision, _qualities(study))}.")
+            lost = quality.lost(precision, _qualities(study))
+            lines.append(f"With {precision} it reaches {rounded.told}, {_share(study, rounded)}: {lost}.")
     if not study.room.fits:
         lines.append(_short(study))
     lines.append(_beside(study, exact, other))
@@ -160,9 +170,38 @@ def _by(each: Reached) -> str:
 
 
 def _bandwidth(study: Study) -> str:
-    if study.read_gbps > study.limits.machine.read_gbps:
-        return f"a way here read memory at {study.read_gbps:.1f} GB/s, faster than any probe"
-    return study.limits.told
+    """What memory gives in these minutes."""
+    if study.minutes:
+        return f"the file's pages were read at {study.now_gbps:.1f} GB/s, in turn with the ways"
+    busy = f"; other processes use {study.limits.others:.1f} cores, so this probe is a busy one"
+    return f"memory reads at {study.now_gbps:.1f} GB/s" + busy * (study.limits.others > BUSY)
+
+
+def _best_minutes(study: Study) -> str:
+    """The limit by the best bandwidth that is known of the machine, where it is another one."""
+    if study.least_now / study.least < _WORTH:
+        return ""
+    at = f", {study.limits.at}" * bool(study.limits.at)
+    told = f" In this machine's best minutes: {1 / study.least:.3g} ({study.read_gbps:.1f} GB/s{at})."
+    arithmetic = study.least_of_arithmetic or 0.0
+    return told + (f" Products of float32 then allow {1 / arithmetic:.3g}." if arithmetic > study.least else "")
+
+
+def share(study: Study, each: Reached) -> Share:
+    """What a way reached of the limit of its minutes: by rounds where it ran in turn, else one quotient."""
+    name = next((name for name, way in measuring.ENGINE_WAYS.items() if way == each.way), each.name)
+    if study.minutes and name in study.minutes.seconds and each.measured:
+        return study.minutes.share(name)
+    return Share(*[min(1.0, study.least_now / each.seconds)] * 3)
+
+
+def _share(study: Study, each: Reached) -> str:
+    return share(study, each).told.replace("of it", "of the limit")
+
+
+def _mbu(study: Study, each: Reached) -> dict[str, float]:
+    """The share as data: ``mbu``, memory bandwidth utilization, with its 95 % interval."""
+    return dict(zip(("mbu", "mbu_low", "mbu_high"), share(study, each), strict=True))
 
 
 def _beside(study: Study, exact: Reached | None, other: Reached | None) -> str:
@@ -174,9 +213,19 @@ def _beside(study: Study, exact: Reached | None, other: Reached | None) -> str:
         return f"llama.cpp is not compared: the machine is busy, other processes used {busy:.1f} cores."
     if other is None:
         return ""
-    times = f", {exact.seconds / other.seconds:.2f} times as fast as kit's exact way" if exact and exact.measured else ""
+    times = f", {_compared(study, exact, other)}" if exact and exact.measured else ""
     rounds = "it rounds activations to 8 bits as well" + (f" (KL {kl})" if (kl := _kl(study, PROGRAM)) else "")
-    return f"llama.cpp reaches {other.told} on the same file, in turn with kit{times}; {rounds}."
+    told = f"llama.cpp reaches {other.told} on the same file, in turn with kit, {_share(study, other)}{times}"
+    return f"{told}; {rounds}."
+
+
+def _compared(study: Study, exact: Reached, other: Reached) -> str:
+    """llama.cpp's speed over the exact way's, round by round where they ran in turn."""
+    ours = next((name for name, way in measuring.ENGINE_WAYS.items() if way == exact.way), "")
+    sides = [study.engines[name].samples for name in (ours, PEER) if name in study.engines]
+    if len(sides) == 2 and len(sides[0]) == len(sides[1]) > 1:
+        return compared(np.divide(*sides), "kit's exact way")
+    return f"{exact.seconds / other.seconds:.2f} times as fast as kit's exact way"
 
 
 def _qualities(study: Study):

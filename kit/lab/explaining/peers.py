@@ -13,19 +13,22 @@ from tqdm import tqdm
 
 import kit
 from kit.errors import KitError, KitWarning
+from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.engines.compared import BUSY_TOLD, COMPARED, EXACT, OURS, PEER, ROUNDED
 from kit.lab.engines.processes import ENGINES, Process
-from kit.lab.measuring import state
+from kit.lab.measuring import minutes, state
 from kit.lab.measuring.conditions import build
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.measuring.machine import library_version, machine_id
+from kit.lab.measuring.minutes import PAGES
+from kit.lab.measuring.pages import views
 from kit.lab.predicting.losses import format_kl
 from kit.system.files import write_whole
 from kit.units import format_bytes, format_seconds
 
-_COLUMNS = "imports|load|first|prefill|speed|samples|others|resident|beyond imports|mapped|agree|kl|kl_error|same|reason".split(
-    "|"
-)
+_COLUMNS = (
+    "imports|load|first|prefill|speed|samples|gbps|others|resident|beyond imports|mapped|agree|kl|kl_error|same|reason"
+).split("|")
 _PROMPT = "A large language model that runs on a small computer answers slowly, because"
 _READ = 4e11  # bytes that all tokens of a run's comparison read, give or take: seconds, not minutes
 _PRECISION = {row.name: row.precision for row in ROUNDED}
@@ -52,12 +55,13 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
     imports, load, first: seconds until the engine's libraries are imported, then until the file is open, then until the first
     token, in a new process with the file in the page cache. prefill: tokens of the prompt per second, the median. speed:
     tokens per second after it, the median of ``samples``. others: cores that other processes used meanwhile; a row with more
-    than state.BUSY is not compared. resident: bytes of the process at the end; mapped: those of them that are the file's;
+    than state.BUSY is not compared. gbps: how fast the file's pages were read in the same rounds (measuring.minutes), [] where
+    that is not known. resident: bytes of the process at the end; mapped: those of them that are the file's;
     beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. kl, kl_error, same:
     of predicting.quality, by ``text`` tokens (0: none). reason: why the rest of the row is empty. ``environment``: as in
     Process.
     """
-    context, running, rows = len(prompt) + tokens, {}, {}
+    context, running, rows, stack = len(prompt) + tokens, {}, {}, ExitStack()
     try:
         for name in tqdm(engines, "peers", disable=None if progress else True):
             if rows.get(family := name.partition(",")[0], {}).get("reason"):
@@ -72,9 +76,12 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
                 if name in running:
                     running.pop(name).close()
         said, taken = {}, []  # taken: (cores of others, seconds of the prompt and of the tokens by engine) of each round
+        file = stack.enter_context(kit.open(path))
+        stack.callback(file.unmap_pages)
+        read = minutes.reader(file) if running else None
 
         def once():
-            seconds = {}
+            seconds = {PAGES: read()} if read else {}
             for name, engine in running.items():
                 seconds[name] = [engine.ask(begin=prompt)[0]]
                 took, said[name] = engine.ask(steps=tokens - 1)
@@ -88,12 +95,14 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
         for name, engine in running.items():
             row, resident = rows[name], engine.memory()
             prefills, samples = zip(*(seconds[name] for _, seconds in taken), strict=True)
+            row["gbps"] = [seconds[PAGES] for _, seconds in taken] if read else []
             row["samples"] = [(tokens - 1) / seconds for seconds in samples]
             row |= {"prefill": len(prompt) / float(np.median(prefills)), "speed": float(np.median(row["samples"]))}
             row |= {"resident": resident, "mapped": engine.mapped(path), "beyond imports": resident - engine.base}
             row["agree"] = int(np.equal(said[name], next(iter(said.values()))).cumprod().sum())
             row["others"] = taken[-1][0]
     finally:
+        stack.close()
         for engine in running.values():
             engine.close()
     if text:
@@ -155,7 +164,8 @@ def of_run(lab, path) -> pd.DataFrame:
     told = measurements.peers(lab.out)
     if not key.items() <= told.items() or told["by"] == lab.notebook:
         rows = compare_file(path, text=bool(lab.model)).to_dict("index")
-        told = key | {"by": lab.notebook, "engines": rows}
+        with kit.open(path) as file:
+            told = key | {"by": lab.notebook, "bytes": bytes_used(uses_of(file)), "engines": rows}
         write_whole(lab.out / measurements.PEERS, json.dumps(told, indent=1) + "\n")
         note(rows, key["digest"], lab.notebook, measurements.of_run(lab.out))
     return beside(pd.DataFrame.from_dict(told["engines"], "index"))
@@ -171,7 +181,7 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
     return table[columns].rename(columns={"kl_error": "± nats", "others": "cores of others"})
 
 
-def compare_file(path, text: bool, rounds: int = 3, engines=None) -> pd.DataFrame:
+def compare_file(path, text: bool, rounds: int = 5, engines=None) -> pd.DataFrame:
     """``compare`` for ``engines`` (None: all that are installed), by as many tokens as a few seconds allow; ``text``: with
     quality."""
     from kit.lab.predicting.divergence import tokens_for
@@ -199,11 +209,35 @@ def note(rows: dict[str, dict], digest: str, by: str, store) -> None:
     ``digest``."""
     from kit.lab.measuring import measurements
 
+    pages = {}
     for name, row in rows.items():
         if isinstance(row.get("samples"), list):
             seconds = tuple(1 / speed for speed in row["samples"])
+            if isinstance(row.get("gbps"), list):
+                pages = {"samples": tuple(row["gbps"]), "others": row["others"]}
             row = measurements.Reading(_label(name), digest, seconds, "s", measurements.settings(), row["others"], by)
             measurements.note(store, row)
+    if pages.get("samples"):
+        row = measurements.Reading(
+            PAGES,
+            digest,
+            unit="GB/s",
+            settings=measurements.settings(),
+            by=by,
+            samples=pages["samples"],
+            others=pages["others"],
+        )
+        measurements.note(store, row)
+
+
+def in_turn(file, store, engines: dict, nbytes: float) -> minutes.Minutes | None:
+    """The limit of the minutes in which ``engines`` (of ``readings``) ran an open file of which a token reads ``nbytes``; None
+    where its pages were not read in the same rounds."""
+    from kit.lab.measuring import measurements
+
+    pages = store.known(PAGES, measurements.digest_of(file), measurements.settings(), "GB/s", busy=True)
+    seconds = {name: row.samples for name, row in engines.items() if pages and len(row.samples) == len(pages.samples)}
+    return minutes.Minutes(nbytes, pages.samples, seconds) if seconds else None
 
 
 def _label(engine: str) -> str:
@@ -222,7 +256,8 @@ def readings(file, by: str, store, again: bool = False) -> dict:
         asked = {name: store.known(_label(name), digest, measurements.settings(), busy=busy) for name in engines}
         return {name: row for name, row in asked.items() if row}
 
-    if again or len(known()) < len(engines) - 1:  # one may be unable to open the file
+    paged = store.known(PAGES, digest, measurements.settings(), "GB/s", busy=True) or views(file) is None
+    if again or not paged or len(known()) < len(engines) - 1:  # one may be unable to open the file
         if state.settle(state.patience(_PATIENCE)):  # a peer that spins starves: no comparison
             engines = [name for name in engines if name in OURS]
         rows = compare_file(file.path, text=False, engines=engines).to_dict("index")

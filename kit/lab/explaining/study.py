@@ -27,6 +27,7 @@ from kit.lab.measuring import pages
 from kit.lab.measuring.limits import KnownLimits
 from kit.lab.measuring.machine import Machine
 from kit.lab.measuring.measurements import Reading, Readings, shared
+from kit.lab.measuring.minutes import Minutes
 from kit.lab.predicting import sampling
 from kit.lab.predicting.divergence import tokens_for
 from kit.lab.predicting.measured import Cost, Kind, measure_costs, of_run
@@ -293,6 +294,31 @@ class Study:
             return quality(self.file, _PRECISIONS[self.thorough or weights < _LARGE], tokens)
         except KitError as error:
             return str(error)
+
+    @cached_property
+    def minutes(self) -> Minutes | None:
+        """How fast the file's pages were read in the rounds in which the engines ran; None where they did not."""
+        return peers.in_turn(self.file, self.store, self.engines, bytes_used(self.read)) if self.engines else None
+
+    @property
+    def now_gbps(self) -> float:
+        """The bandwidth of these minutes: in turn with the engines, else of the file's map, else of the probe."""
+        if self.minutes:
+            return self.minutes.read_gbps
+        shown = [bytes_used(self.read) / each.seconds / 1e9 for each in self.measured.values()] if self.room.fits else []
+        return max([self.map_speed.gbps if self.map_speed else self.limits.now, *shown])
+
+    @property
+    def least_now(self) -> float:
+        """Least seconds of a token at the bandwidth of these minutes: what the answer's limit is."""
+        least = bytes_used(self.read) / (self.now_gbps * 1e9)
+        return least if self.room.fits else max(least, self.predictions[0].from_disk)
+
+    @property
+    def least_of_arithmetic(self) -> float | None:
+        """Least seconds of a token whose products are of float32, where the machine's arithmetic is known."""
+        flops = 2 * sum(use.elements * use.share() for use in self.read if not use.is_rows)
+        return self.limits.machine.seconds_to_compute(flops) if self.limits.machine.f32_gflops else None
 
     @cached_property
     def kept_quality(self) -> dict[str, dict[str, float]]:

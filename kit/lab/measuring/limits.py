@@ -1,6 +1,6 @@
 """The limits of this machine: as measured now, and the best that quiet measurements have shown before."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -28,32 +28,67 @@ class KnownLimits(NamedTuple):
         return text + busy * (self.others > state.BUSY)
 
 
+def _kept_as(name: str) -> tuple[str, str]:
+    """(way, unit) of one of machine.LIMITS in the store of measurements."""
+    what, unit = machine.LIMITS[name].rsplit(", ", 1)
+    return measurements.READ if name == "read_gbps" else f"limit: {what}", unit
+
+
 def known(probe: Callable[[], Machine], by: str) -> KnownLimits:
-    """Measure the machine; a quiet probe is added to the shared store, and the best of all quiet ones is the limit. ``by``: the
-    command or page that asks."""
+    """Measure the machine; a quiet probe is added to the shared store, and the best of all quiet ones is the limit: one rule
+    for each of machine.LIMITS. ``by``: the command or page that asks."""
     measured, others, disturbed = state.watched(probe)
-    others = others if disturbed else 0.0
-    samples = tuple(measured.samples.get("read_gbps") or [measured.read_gbps])
-    store = measurements.shared()
-    store.add(measurements.Reading(measurements.READ, "", samples, "GB/s", others=others, by=by, machine=measured.id))
+    others, store = others if disturbed else 0.0, measurements.shared()
+    for name in machine.LIMITS:
+        if samples := tuple(measured.samples.get(name) or filter(None, [getattr(measured, name)])):
+            way, unit = _kept_as(name)
+            store.add(measurements.Reading(way, "", samples, unit, others=others, by=by, machine=measured.id))
     return best(measured, others)
 
 
 def best(measured: Machine, others: float = 0.0) -> KnownLimits:
-    """A measured machine with the best bandwidth that the shared store has of it."""
-    row = measurements.shared().best(measurements.READ, "GB/s", machine=measured.id)
-    if row is None or max(row.samples) <= measured.read_gbps:
-        return KnownLimits(measured, measured.read_gbps, others)
-    at = row.at[:10]
-    how = measured.methods | {"read_gbps": f"the best known of this machine: {row.by} on {at}"}
-    limit = replace(measured, read_gbps=max(row.samples), samples=measured.samples | {"read_gbps": [*row.samples]}, methods=how)
+    """A measured machine with the best of each limit that the shared store has of it."""
+    limit, at, store = measured, "", measurements.shared()
+    for name in machine.LIMITS:
+        way, unit = _kept_as(name)
+        row = store.best(way, unit, machine=measured.id)
+        if row is None or max(row.samples) <= (getattr(measured, name) or 0.0) or getattr(measured, name) is None:
+            continue
+        limit = folded(limit, name, row.samples, f"the best known of this machine: {row.by} on {row.at[:10]}")
+        at = row.at[:10] if name == "read_gbps" else at
     return KnownLimits(limit, measured.read_gbps, others, at)
+
+
+def folded(limit: Machine, name: str, samples: Sequence[float], how: str) -> Machine:
+    """The machine with another value of one of its limits, and where that is from."""
+    told = {"samples": limit.samples | {name: [*samples]}, "methods": limit.methods | {name: how}}
+    return replace(limit, **{name: max(samples)}, **told)
+
+
+SEEN = {"read_gbps": "read_gbps", "fill_gbps": "write_gbps"}  # field of a State -> the limit that it is a probe of
+
+
+def seen(folder: Path, found: state.State, quiet: bool = True) -> None:
+    """Count a probe of the machine's state as one of the run's limits, and of the machine's where it is ``quiet``: nothing that
+    is measured in a run passes them. A page that rests on a lower one is drawn again at the end of the run."""
+    known = None if state.in_caches() else machine.kept(folder)
+    if known is None or known.id != machine.machine_id():
+        return
+    for field, name in SEEN.items():
+        if (value := getattr(found, field)) > getattr(known, name):
+            known = folded(known, name, [value], "a probe of the machine's state between measurements")
+            if quiet:
+                way, unit = _kept_as(name)
+                measurements.shared().add(measurements.Reading(way, "", (value,), unit, by="a run", machine=known.id))
+            machine.keep(folder, known)
 
 
 def of_run(folder: Path, by: str) -> KnownLimits:
     """A run's machine (measuring.machine.of_run) with the best bandwidth that is known of it, which the run then keeps."""
     fresh = not (Path(folder) / machine.ENVIRONMENT).exists()
-    limits = known(lambda: machine.of_run(folder), by) if fresh else best(machine.of_run(folder))
-    if limits.at:
+    measured = machine.of_run(folder) if not fresh else None
+    limits = best(measured) if measured else known(lambda: machine.of_run(folder), by)
+    kept = machine.kept(folder)
+    if kept is not None and limits.machine != kept:
         machine.keep(folder, limits.machine)
     return limits

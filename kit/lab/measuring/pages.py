@@ -3,6 +3,7 @@
 import shlex
 import timeit
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -52,29 +53,37 @@ def speed(file) -> MapSpeed | None:
 
     The map's pages leave the page tables afterwards, so that another process can have the file read again (large_pages).
     """
-    room, views = 0 if file.pages == "copied" else min(MOST, memory_available() // 4), []
+    if (parts := views(file)) is None:
+        return None
+    measured = MapSpeed(*map(max, zip(*passes(parts), strict=True)), file.large_share())
+    file.unmap_pages()
+    return measured
+
+
+def views(file) -> list[torch.Tensor] | None:
+    """The largest tensors of an open file, up to 512 MiB, through its map; None where a pass says nothing of memory."""
+    room, found = 0 if file.pages == "copied" else min(MOST, memory_available() // 4), []
     for name in sorted(file.tensors, key=lambda name: -file.tensors[name].nbytes):
         info = file.tensors[name]
         if info.is_known and 0 < info.nbytes <= room:
             room -= info.nbytes
             with warnings.catch_warnings():  # torch: the array is not writable
                 warnings.simplefilter("ignore")
-                views.append(torch.from_numpy(file.raw(name)[: info.nbytes // 4 * 4]).view(torch.float32))
-    if sum(view.nbytes for view in views) < min(LEAST, _CACHES * last_level_cache()):
-        return None
-    measured = MapSpeed(*map(max, zip(*passes(views), strict=True)), file.large_share())
-    file.unmap_pages()
-    return measured
+                found.append(torch.from_numpy(file.raw(name)[: info.nbytes // 4 * 4]).view(torch.float32))
+    return None if sum(view.nbytes for view in found) < min(LEAST, _CACHES * last_level_cache()) else found
+
+
+def passes_of(parts: list[torch.Tensor]) -> Callable[[], float]:
+    """A function that reads tensors once and returns GB/s."""
+    nbytes = sum(part.nbytes for part in parts)
+    return lambda: nbytes / timeit.timeit(lambda: [part.sum() for part in parts], number=1) / 1e9
 
 
 def passes(views: list[torch.Tensor], count: int = _PASSES) -> list[tuple[float, float]]:
     """GB/s of ``count`` passes over tensors and over a copy of them, in turn; a pass before them maps the pages."""
     copies = [state.numbers(view.numel()).view(view.shape).copy_(view) for view in views]
-    nbytes, sides, rates = sum(view.nbytes for view in views), (views, copies), []
-    for _ in range(count + 1):
-        taken = (timeit.timeit(lambda side=side: [part.sum() for part in side], number=1) for side in sides)
-        rates.append(tuple(nbytes / seconds / 1e9 for seconds in taken))
-    return rates[1:]
+    both = [passes_of(side) for side in (views, copies)]
+    return [tuple(once() for once in both) for _ in range(count + 1)][1:]
 
 
 def told(before: MapSpeed, now: MapSpeed, nbytes: float, command: str = "kit generate FILE") -> str:

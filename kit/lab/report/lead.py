@@ -9,9 +9,11 @@ import shlex
 from dataclasses import dataclass
 from statistics import median
 
+from kit.lab.claims.gates import NOISE
 from kit.lab.claims.records import Record
 from kit.lab.engines.compared import BUSY_TOLD, COMPARED, EXACT, OURS, PEER
 from kit.lab.measuring import measurements
+from kit.lab.measuring.minutes import Minutes, compared
 from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.losses import format_kl
 from kit.lab.prompts import PROMPT
@@ -22,6 +24,7 @@ from kit.units import format_seconds
 MEASURED_IN = ("07_memory_frontier", "09_your_model")
 EXPERTS = "10_experts"  # a mixture in a part of the memory that it takes
 PEER_OF_EXPERTS = "a token, llama.cpp, mapped"
+MINUTES = "the limit of these minutes"
 
 
 @dataclass(frozen=True)
@@ -85,14 +88,28 @@ class Lead:
         """The speed of the kit's best way over llama.cpp's; None of a busy machine."""
         return self.peer.seconds / self.best.seconds if self.peer and not self.busy else None
 
+    @property
+    def compared(self) -> str:
+        """The same in words, by the ratios of their rounds: "as fast as" where the interval of these holds 1."""
+        if not self.times:
+            return ""
+        own, peer = self.best.samples, self.peer.samples
+        if len(own) == len(peer) > 1:
+            return compared([theirs / ours for ours, theirs in zip(own, peer, strict=True)], "llama.cpp")
+        return f"{self.times:.3g} times as fast as llama.cpp"
+
     def share(self, bar: Bar) -> float:
         """Of the longest bar."""
         return bar.seconds / max(each.seconds for each in self.bars)
 
     @property
     def beaten(self) -> str:
-        """What is wrong when a way is faster than the bound: that the page contradicts itself; "" where none is."""
-        faster = [bar for bar in self.bars if self.bound and bar.kind != "bound" and min(bar.samples) < self.bound.seconds]
+        """What is wrong when a way is faster than the bound: that the page contradicts itself; "" where none is. The limit of
+        the same minutes bounds each round by itself, so there the medians are compared."""
+        best = median if self.bound and self.bound.name == MINUTES else min
+        faster = [
+            bar for bar in self.bars if self.bound and bar.kind != "bound" and best(bar.samples) * NOISE < self.bound.seconds
+        ]
         told = [f"{bar.name}: {format_seconds(min(bar.samples))} per token" for bar in faster]
         return f"{'; '.join(told)} beats the bound of {format_seconds(self.bound.seconds)}: the bound is wrong" if told else ""
 
@@ -121,11 +138,22 @@ def _of_file(run: Run, rows: list[Record]) -> Lead | None:
     explain = f"kit explain {shlex.quote(model)}" if model else ""
     if PEER in measured:
         bars.append(Bar(COMPARED[PEER].title, _quality(ran, PEER, model), "peer", measured[PEER], explain))
-    least = [row.lower for row in own if row.quantity == EXACT.quantity and row.lower]
-    if least:
+    if now := in_turn(peers):
+        told = f"bytes of a token at {now.read_gbps:.1f} GB/s, at which the file's pages were read in turn with the ways"
+        bars.append(Bar(MINUTES, told, "bound", (now.least,), explain))
+    elif least := [row.lower for row in own if row.quantity == EXACT.quantity and row.lower]:
         bars.append(Bar("the bound", "bytes of a token, read once from memory", "bound", (min(least),), explain))
     name = str(model or peers.get("file") or f"the model of the profile {run.request.profile}").rsplit("/", 1)[-1]
     return Lead(name, _slowest_first(bars), notebook, busy, not model)
+
+
+def in_turn(peers: dict) -> Minutes | None:
+    """The limit of the minutes in which a run's engines ran (peers.json); None where the file's pages were not read then."""
+    ran = {name: row for name, row in peers.get("engines", {}).items() if isinstance(row.get("gbps"), list) and row["gbps"]}
+    seconds = {name: samples_of(row) for name, row in ran.items() if len(row["samples"]) == len(row["gbps"])}
+    if not seconds or not peers.get("bytes"):
+        return None
+    return Minutes(peers["bytes"], tuple(next(iter(ran.values()))["gbps"]), seconds)
 
 
 def _of_mixture(run: Run, rows: list[Record]) -> Lead | None:

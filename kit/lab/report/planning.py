@@ -158,7 +158,7 @@ def perform(
             target = run.folder / f"{job.name}.ipynb"
             kept = taken and taken / job.name
             outcome = execute(job.source, target, job.parameters, timeout, lambda n, job=job: on_cell(job, n), on_second, kept)
-            then = {"finished": now(), "digest": job.digest, "read_gbps": run.read_gbps}
+            then = {"finished": now(), "digest": job.digest} | run.limits
             run.notebooks[job.name] = NotebookOutcome(**asdict(outcome), **then)
             if outcome.status != "ok":
                 failure = records.Record(

@@ -16,7 +16,8 @@ import kit
 from kit.errors import ReportError
 from kit.lab.claims import gates, records
 from kit.lab.claims.book import STATE, anchored
-from kit.lab.measuring import machine, measurements, sound
+from kit.lab.claims.gates import NOISE
+from kit.lab.measuring import limits, machine, measurements, sound
 from kit.lab.report.runner import Outcome
 from kit.system.files import sole_writer, write_whole
 
@@ -37,12 +38,14 @@ class Request:
 @dataclass(frozen=True)
 class NotebookOutcome(Outcome):
     """How and when one notebook ended. ``digest`` is that of all that it follows from (kit.lab.report.sources): when that has
-    changed, it is run again. ``kept``: the name of the run that it was copied from. ``read_gbps``: the run's limit then."""
+    changed, it is run again. ``kept``: the name of the run that it was copied from. ``read_gbps``, ``write_gbps``: the run's
+    limits then."""
 
     finished: str
     digest: str
     kept: str = ""
     read_gbps: float | None = None
+    write_gbps: float | None = None
 
 
 @dataclass
@@ -65,16 +68,18 @@ class Run:
         return {name: row for name, row in self.notebooks.items() if row.status != "ok"}
 
     @property
-    def read_gbps(self) -> float | None:
-        """The best that memory was read at in this run so far; None before it was measured."""
+    def limits(self) -> dict[str, float]:
+        """The best that memory was read and written at in this run so far; {} before it was measured."""
         known = machine.kept(self.folder)
-        return known.read_gbps if known else None
+        return {name: getattr(known, name) for name in limits.SEEN.values()} if known else {}
 
     @property
     def outdated(self) -> set[str]:
-        """The notebooks whose bounds rest on a lower limit than the run saw later: one limit has one value in a run."""
-        best = self.read_gbps or 0
-        return {name for name, row in self.notebooks.items() if row.read_gbps and best > row.read_gbps}
+        """The notebooks whose bounds rest on a lower limit than the run saw later, by more than a bound's rounding: one limit
+        has one value in a run."""
+        best = self.limits
+        rose = lambda row: any((old := getattr(row, name)) and now > NOISE * old for name, now in best.items())  # noqa: E731
+        return {name for name, row in self.notebooks.items() if rose(row)}
 
     @property
     def again(self) -> set[str]:

@@ -1,0 +1,83 @@
+"""The limit that belongs to its minutes: how fast the file's pages were read in the very rounds in which ways were timed.
+
+A virtual machine's memory gives 30 GB/s in one minute and 60 in another, so a bandwidth of another day bounds a way and says
+nothing about it. Each round reads the pages and runs every way; a way's share of the limit is a ratio within its round. Where a
+way reads faster than the pass over the pages did, that is the round's bandwidth: nothing passes the limit.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from kit.lab.measuring.measure import interval_of
+
+PAGES = "reading the file's pages, in turn with the engines"  # GB/s: its way in the store of measurements
+_PASSES = 2  # over the pages in a round, the better counts: one may be interrupted
+
+
+class Share(NamedTuple):
+    """Of the limit of the same minutes, 1 at most: the median of the rounds, and its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def told(self) -> str:
+        """``72% of it``; an interval that is wide is shown: ``72% of it (60% to 85%)``."""
+        wide = f" ({self.low:.0%} to {self.high:.0%})" * (self.high - self.low >= 0.1)
+        return f"{self.median:.0%} of it{wide}"
+
+
+@dataclass(frozen=True)
+class Minutes:
+    """``nbytes`` of a token; ``pages``: GB/s of the passes, ``seconds``: of a token by each way, both round by round."""
+
+    nbytes: float
+    pages: tuple[float, ...]
+    seconds: Mapping[str, tuple[float, ...]]
+
+    @property
+    def gbps(self) -> np.ndarray:
+        """(rounds,) what memory gave: the pass's, or that of a way which read faster."""
+        ways = [self.nbytes / np.array(each) / 1e9 for each in self.seconds.values()]
+        return np.max([np.array(self.pages), *ways], axis=0)
+
+    @property
+    def read_gbps(self) -> float:
+        """The median of the rounds."""
+        return float(np.median(self.gbps))
+
+    @property
+    def least(self) -> float:
+        """Seconds of a token that reads its bytes once at that speed."""
+        return self.nbytes / (self.read_gbps * 1e9)
+
+    def share(self, way: str) -> Share:
+        """What a way reached of the limit, round by round."""
+        ratios = self.nbytes / np.array(self.seconds[way]) / 1e9 / self.gbps
+        low, high = interval_of(ratios)
+        return Share(float(np.median(ratios)), low, min(high, 1.0))
+
+
+def reader(file) -> Callable[[], float] | None:
+    """A function that reads the largest tensors of an open file through its map once, on all cores, and returns GB/s; None
+    where that says nothing of memory (measuring.pages.views)."""
+    from kit.lab.measuring.pages import passes_of, views
+
+    parts = views(file)
+    if parts is None:
+        return None
+    once = passes_of(parts)
+    once()  # maps the pages
+    return lambda: max(once() for _ in range(_PASSES))
+
+
+def compared(ratios, than: str, faster: str = "fast") -> str:
+    """ "1.25 times as fast as ..." by ratios of several rounds; "as fast as ..." where their 95 % interval holds 1."""
+    low, high = interval_of(ratios)
+    if low <= 1 <= high:
+        return f"as {faster} as {than} ({low:.2f} to {high:.2f} times)"
+    return f"{float(np.median(ratios)):.2f} times as {faster} as {than}"
