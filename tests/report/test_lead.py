@@ -65,7 +65,7 @@ def test_the_front_page_opens_with_llama_cpp_the_best_way_and_the_bound(tmp_path
     records.append(tmp_path / "07_memory_frontier.jsonl", way)
     run = runs.Run(tmp_path, runs.Request(model="/models of x/my.gguf"), "m", "0", "c", "now", planned=["07_memory_frontier"])
     text = index.write(run).read_text().replace("&#39;", "'")
-    assert found.title in text and found.best.command in text and "0.8 times as fast as llama.cpp" in text
+    assert found.title in text and found.best.command in text and "0.80 times as fast as llama.cpp" in text
     assert "weights are generated" not in text and "Busy" not in text
     [section] = re.findall(r'<section class="decision".*?</section>', text, re.DOTALL)
     told = [bar.spread for bar in found.bars if bar.spread] + [found.title]
@@ -173,6 +173,21 @@ def test_every_command_of_the_front_page_runs_as_printed(tmp_path):
                 few = {"generate": ["-n", "1"], "explain": ["--help"], "reproduce": ["--list"]}[words[0]]
                 result = CliRunner().invoke(main, [*words, *few])
                 assert result.exit_code == 0, (command, result.output)
+
+
+def test_the_limit_is_that_of_the_minutes_in_which_the_engines_ran(tmp_path):
+    """A bound of another day, 30 ms, stood over ways of a minute in which memory gave half of that speed."""
+    engines = {name: row | {"gbps": [10.0, 11.0, 10.5]} for name, row in ENGINES.items() if row["speed"] == row["speed"]}
+    engines["kit, int8 activations"]["samples"] = [24.5, 24.0, 26.5]
+    [found] = leads_of(tmp_path, [row_of("a token, blocks as they lie", 0.06, lower=0.003)], "m", engines, bytes=4e8)
+    assert found.bound.name == "the limit of these minutes" and found.bound.seconds == pytest.approx(4e8 / 10.6e9)
+    assert found.compared.startswith("as fast as llama.cpp (") and not found.beaten
+    engines["kit"]["samples"] = [9.0, 10.0, 100.0]
+    [faster] = leads_of(tmp_path, [], "m", engines, bytes=4e8)
+    assert lead.in_turn({"bytes": 4e8, "engines": engines}).gbps[2] == pytest.approx(40.0), (
+        "a way that reads faster is the limit"
+    )
+    assert faster.bound
 
 
 def test_a_burner_next_to_a_run_stamps_its_records_its_page_and_the_index(tmp_path, monkeypatch):

@@ -16,7 +16,6 @@ Three other files of a run hold measured numbers, because they hold what is no r
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -177,9 +176,9 @@ def peers(folder: Path) -> dict:
 
 def _row_of_peers(row: dict) -> bool:
     """Whether an engine's numbers are numbers; NaN is what an engine that could not run has."""
-    numbers = [value for name, value in row.items() if name not in ("reason", "samples")]
-    samples = row.get("samples", math.nan)
-    sampled = all(sound.number(each) and each > 0 for each in samples) if isinstance(samples, list) else True
+    lists = [row.get(name) for name in ("samples", "gbps")]
+    numbers = [value for name, value in row.items() if name not in ("reason", "samples", "gbps")]
+    sampled = all(sound.number(each) and each > 0 for some in lists if isinstance(some, list) for each in some)
     return sampled and all(value is None or type(value) in (int, float) for value in numbers)
 
 
