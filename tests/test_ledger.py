@@ -307,6 +307,20 @@ def test_runs_of_two_experiments_are_not_compared(tmp_path):
         several.compare([a, tmp_path / "empty"])
 
 
+def test_runs_of_two_models_are_compared_by_what_no_model_changes(tmp_path):
+    """A counting slip made one claim N with one model and Q with another, and the two could not be compared."""
+    folders = []
+    for name, word in (("a", "reproduced in ratio"), ("b", "not reproduced")):
+        (tmp_path / name).mkdir()
+        given = {"parameters": {"profile": "quick", "model": f"{name}.gguf"}, "machine_id": "m", "quantity": "q"}
+        write(tmp_path / name, record("cold-inference", word, how="counted", **given), record("simd", word, **given))
+        folders.append(tmp_path / name)
+    rows = {row.claim: row for row in several.compare(folders)}
+    assert rows["cold-inference"].flips and rows["simd"].state == "judged in none"
+    told = CliRunner().invoke(cli.main, ["verify", *map(str, folders)])
+    assert told.exit_code == 1 and "different models: only what was counted" in told.output
+
+
 def test_the_front_page_and_the_notebook_count_alike(tmp_path):
     """One book: the page's verdict bar has the numbers of the ledger."""
     write(tmp_path, record("cold-inference", "reproduced"), record("cold-inference", "impossible"))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import kit
 from kit.codec.container import CompressedFile
 from kit.codec.weights import CompressedWeights
+from kit.cpu import linear
 from kit.errors import ModelError
 from kit.lab.commands.cli import main
 from kit.lab.compressor import compress
@@ -224,6 +225,19 @@ def test_from_blocks_a_few_tokens_at_a_time_give_the_logits_of_all_at_once(path)
         source = quality._source(model, len(ids), few=True)
         parts = torch.cat([source.step(ids[:9]), source.step(ids[9:])])
         assert torch.allclose(parts, whole, rtol=0, atol=1e-4 * float(whole.std()))
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_the_divergence_of_a_way_is_that_of_the_pass_whose_speed_is_shown(path, monkeypatch, rounds):
+    """Where products of floats multiply a prompt, 16 bits round nothing of it: "KL 0 nats" stood over a decode that rounds."""
+    monkeypatch.setattr(quality, "rounds_prompts", lambda activations: rounds)
+    with kit.open(path) as file:
+        model = quality.model_of(file, quality.PRECISIONS["int16 activations"], attention="blas")
+        asked, logits = [], model.logits
+        monkeypatch.setattr(model, "logits", lambda ids, *given: asked.append(len(ids)) or logits(ids, *given))
+        quality._source(model, 40, few=False).step([*range(1, 41)])
+    assert max(asked) <= quality._AT_ONCE if not rounds else asked == [40]
+    assert quality._AT_ONCE < linear.FEWEST, "what the kernels of a decode multiply"
 
 
 @given(st.integers(3, 700), st.integers(1, 60))

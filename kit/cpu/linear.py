@@ -62,6 +62,12 @@ def in_pieces(qtype: str, x: torch.Tensor, activations: str) -> torch.Tensor | N
     return rounded(x, format.activations) if DIGITS[activations] == 1 and format.codes else x
 
 
+def rounds_prompts(activations: str) -> bool:
+    """Whether a prompt's products round activations to this type, as those of a decode do. On tiers where products of floats
+    are faster for many tokens, 16 bits are kept for a decode alone."""
+    return DIGITS[activations] == 1 or gemm_codes.multiplier() in gemm_codes.FASTER[DIGITS[activations]]
+
+
 def _layout(format, activations):
     """The layout of activations for kit.cpu.gemv_codes."""
     return layout_of(format, gemv_codes.digits(format, tier().value, activations))

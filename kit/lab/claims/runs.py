@@ -4,7 +4,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,16 +52,31 @@ class ComparedClaim:
 
 def compare(folders: Sequence[Path]) -> list[ComparedClaim]:
     """Every claim over runs of one experiment (machine, profile, model and device), each followed by its parts if it has
-    several. ReportError: fewer than two runs, a folder without verdicts, two experiments, or no notebook in common."""
+    several. Of runs of several models only the parts that no model changes (``several_models``). ReportError: fewer than two
+    runs, a folder without verdicts, two experiments, or no notebook in common."""
     if len({Path(folder).resolve() for folder in folders}) < 2:
         raise ReportError("one run cannot be compared: name two or more")
     books = [book.read(folder) for folder in folders]
-    _one_experiment(folders, books, SETTINGS)
+    if several_models(folders, books):
+        _one_experiment(folders, books, [name for name in SETTINGS if name != "model"])
+        books = [[replace(entry, parts=tuple(filter(_of_no_model, entry.parts))) for entry in one] for one in books]
+    else:
+        _one_experiment(folders, books, SETTINGS)
     if not set.intersection(*({part.record.notebook for entry in one for part in entry.parts} for one in books)):
         raise ReportError(
             "these runs have no notebook in common, so no verdict can be compared: name runs of the same notebooks"
         )
     return [row for entries in zip(*books, strict=True) for row in _rows(entries)]
+
+
+def several_models(folders: Sequence[Path], books: Sequence[list[Entry]] | None = None) -> bool:
+    """Whether runs have different models: then only what no model changes is compared, what was counted, computed or read."""
+    books = books or [book.read(folder) for folder in folders]
+    return len({_setting(folder, one)["model"] for folder, one in zip(folders, books, strict=True)}) > 1
+
+
+def _of_no_model(part: book.ClaimPart) -> bool:
+    return part.record.how != "measured"
 
 
 def machine_rows(folders: Sequence[Path]) -> tuple[list[str], list[ComparedClaim]]:

@@ -14,9 +14,9 @@ from kit.units import to_json
 def command(runs, across, everything, keep, as_json):
     """Compare the verdicts of several runs, claim by claim.
 
-    All runs must be of one machine, profile, model and device. Each claim has one letter per run, and the verdict of all
-    runs together (with three or more runs, their medians are the samples). A claim is open if one run leaves it undecided
-    and another decides it.
+    All runs must be of one machine, profile and device. If the models differ, only what no model changes is compared. Each
+    claim has one letter per run, and the verdict of all runs together (with three or more runs, their medians are the
+    samples). A claim is open if one run leaves it undecided and another decides it.
 
     \b
     kit verify results/first results/second
@@ -36,6 +36,8 @@ def command(runs, across, everything, keep, as_json):
         names = ["the strictest", *names]
     else:
         names, rows = ["pooled", "a run each"], several.compare(runs)
+        if several.several_models(runs) and not as_json:
+            click.echo("The runs have different models: only what was counted, computed or read in a source is compared.")
     if keep:
         several.keep(data_file("drift.yaml"), runs)
     if as_json:

@@ -12,6 +12,7 @@ import numpy as np
 from torch.utils.benchmark.utils.timer import timer as timer_with_sync
 
 from kit.lab.measuring import drift, kept
+from kit.lab.measuring.intervals import of_median
 from kit.lab.measuring.state import State, probe_state
 from kit.system.note import doing
 
@@ -155,11 +156,11 @@ _STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantiles by num
 
 
 def interval_of(values) -> tuple[float, float]:
-    """95 % interval of the median of two samples or more: bootstrap; below six samples Student's t (of logarithms if all
-    are positive)."""
+    """95 % interval of the median of two samples or more: by their order (intervals.of_median); below six samples Student's t
+    (of logarithms if all are positive)."""
     values = np.asarray(values, dtype=float)
     if values.size not in _STUDENT_T:
-        return bootstrap_median(values)
+        return of_median(values)
     positive = bool((values > 0).all())
     scaled = np.log(values) if positive else values
     half = _STUDENT_T[values.size] * scaled.std(ddof=1) / np.sqrt(values.size)

@@ -78,9 +78,8 @@ class Reading:
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The 95 % interval of the value, within what was sampled: an interval of three samples may be absurdly wide."""
-        low, high = interval_of(self.samples)
-        return max(low, min(self.samples)), min(high, max(self.samples))
+        """The 95 % interval of the value. That of three samples is wide, and their range would hold the median in 75 %."""
+        return interval_of(self.samples)
 
     @property
     def told(self) -> str:

@@ -13,6 +13,7 @@ from tqdm import tqdm
 from kit import hf
 from kit.errors import ModelError
 from kit.gguf.uses import count
+from kit.lab.measuring.intervals import error_of_mean
 from kit.model.tokenizer import tokenizer_of
 
 _ROWS = 32  # rows of logits at a time: one row of a large vocabulary takes 1 MB
@@ -60,8 +61,9 @@ def power(nats: float) -> float:
 
 
 def standard_error(samples: np.ndarray) -> float:
-    """Standard error of the mean of ``samples``; NaN for fewer than two."""
-    return float(samples.std(ddof=1) / math.sqrt(len(samples))) if len(samples) > 1 else math.nan
+    """Standard error of the mean of ``samples`` of a text in its order, whose neighbors depend on each other; NaN for fewer
+    than two."""
+    return error_of_mean(samples)
 
 
 def english() -> str:

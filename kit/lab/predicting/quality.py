@@ -9,7 +9,7 @@ import torch
 
 import kit
 from kit.codec.codings import quantize
-from kit.cpu.linear import FEWEST
+from kit.cpu.linear import FEWEST, rounds_prompts
 from kit.errors import ModelError, library
 from kit.lab.compressor import matrices_of
 from kit.lab.engines.compared import ROUNDED
@@ -107,7 +107,9 @@ def quality(file, names=None, tokens: int = 0, progress: bool = False, others: M
 
     Columns, with standard errors in ``..._error``: perplexity; ratio (perplexity over that of float32); kl (mean KL
     divergence of the next-token distribution from that of float32, nats); same (share of tokens with the same most
-    probable token); tokens (scored); command (options of ``kit perplexity``). Standard errors assume independent tokens.
+    probable token); tokens (scored); command (options of ``kit perplexity``). Standard errors allow for neighboring tokens that
+    depend on each other (measuring.intervals). A way that rounds activations is asked a few tokens at a time where a prompt
+    would be multiplied without rounding: its KL is that of a decode, beside whose speed it is shown.
     ``tokens``: of the text; 0: as many as divergence.tokens_for says.
     Rows are kept in the shared store under a digest of the file and of the code that computes logits. ModelError for a
     file that the kit cannot run or whose text takes minutes, TokenizerError for one without a tokenizer.
@@ -156,7 +158,8 @@ def from_blocks(file, tokens: int, linear: str = "fused") -> LogitSource:
 def _source(model, context: int, few: bool) -> LogitSource:
     """A model as a LogitSource; with ``few``, a few tokens at a time from the blocks."""
     cache = model.new_cache(context)
-    some = _AT_ONCE if few and model.linear.activations else context
+    rounds = model.linear.activations or "float32"
+    some = _AT_ONCE if model.linear.activations and (few or not rounds_prompts(rounds)) else context
 
     def step(ids):
         return torch.cat([model.logits(ids[at : at + some], 0, cache) for at in range(0, len(ids), some)])
@@ -170,7 +173,8 @@ def lost(name: str, table=None) -> str:
         return PRECISIONS[name].told
     if isinstance(table, str) or name not in table.index:
         return f"{PRECISIONS[name].told}, its effect not measured"
-    return f"{PRECISIONS[name].told}, KL {format_kl(*table.loc[name, ['kl', 'kl_error']])} nats"
+    kl, error, positions = table.loc[name, ["kl", "kl_error", "tokens"]]
+    return f"{PRECISIONS[name].told}, KL {format_kl(kl, error)} nats over {positions:,.0f} positions"
 
 
 def with_errors(table):
