@@ -119,7 +119,7 @@ DOORS = {
         choice: attend_chosen choose
         gemv_codes: strategies
         history: History
-        linear: ACTIVATIONS Activations FEWEST Product in_pieces linear
+        linear: ACTIVATIONS Activations FEWEST Product in_pieces linear rounds_prompts
         norm: rms_norm
         operations: Recording run
         shapes: Choice LARGEST state_shape
@@ -135,7 +135,7 @@ DOORS = {
         tile_decoder: index launch
     """,
 }
-MOST = {"cpu": 29, "cuda": 8}
+MOST = {"cpu": 30, "cuda": 8}
 
 
 def calls_of(room: str) -> set[str]:

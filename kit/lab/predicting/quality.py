@@ -173,8 +173,9 @@ def lost(name: str, table=None) -> str:
         return PRECISIONS[name].told
     if isinstance(table, str) or name not in table.index:
         return f"{PRECISIONS[name].told}, its effect not measured"
-    kl, error, positions = table.loc[name, ["kl", "kl_error", "tokens"]]
-    return f"{PRECISIONS[name].told}, KL {format_kl(kl, error)} nats over {positions:,.0f} positions"
+    row = table.loc[name]
+    over = f" over {row['tokens']:,.0f} positions" if "tokens" in row else ""
+    return f"{PRECISIONS[name].told}, KL {format_kl(row['kl'], row['kl_error'])} nats{over}"
 
 
 def with_errors(table):
