@@ -167,7 +167,10 @@ def test_every_tensor_is_needed_and_another_is_refused(folder, name):
             read_config(changed(file, more=[more]))
     with pytest.raises(ModelError, match=r"has the tensor 'blk.9.attn_norm.weight', but .*block_count says \d layers"):
         read_config(changed(file, more=["blk.9.attn_norm.weight"]))
-    assert read_config(changed(file, more=["v.blk.0.attn_q.weight", "mm.0.weight", "blk.2.nextn.enorm.weight"])) == config
+    assert read_config(changed(file, more=["v.blk.0.attn_q.weight", "mm.0.weight", "nextn.pre_projection.weight"])) == config
+    uncounted = r"'blk.1.nextn.enorm.weight' belongs to a layer that predicts further tokens, but .*nextn_predict_layers"
+    with pytest.raises(ModelError, match=uncounted):
+        read_config(changed(file, more=["blk.1.nextn.enorm.weight"]))
 
 
 def test_the_page_of_families_has_a_row_for_each_that_runs(folder):

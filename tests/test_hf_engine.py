@@ -276,13 +276,19 @@ def test_right_padding_and_static_caches_give_the_tokens_of_the_modules(both):
         assert torch.equal(got, generate(modules, PADDED, **how))
 
 
-def test_a_file_of_which_the_two_read_another_number_runs_by_the_modules(tmp_path):
+def test_a_file_of_which_the_two_read_another_number_runs_by_the_kit_alone(tmp_path):
     path = hf_files.write(tmp_path, "gemma3", lambda metadata, _: metadata.update({"attention.sliding_window": 4}))
     kit.hf.load(path)
     path = hf_files.write(tmp_path, "llama", lambda metadata, _: metadata.update({"rope.scaling.factor": 4.0}))
-    with pytest.warns(UserWarning, match=r"llama\.gguf: transformers reads from this file another RoPE than the kit"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         model, _ = kit.hf.load(path)
-    assert torch.equal(model(TOKENS).logits, kit.hf.load(path, engine="modules")[0](TOKENS).logits)
+        assert torch.allclose(model(TOKENS[:1]).logits[0], kit.Transformer(path).logits(TOKENS[0].tolist()), atol=1e-5)
+    another = r"llama\.gguf: .*transformers reads from this file another RoPE than the kit, so its modules would give other"
+    with pytest.raises(kit.KitError, match=another):
+        model(TOKENS, output_hidden_states=True)
+    with pytest.raises(kit.KitError, match=another):
+        kit.hf.load(path, engine="modules")
 
 
 @pytest.mark.slow

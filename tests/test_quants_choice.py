@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import cells
+import family_files
 import gguf
 import matplotlib.pyplot as plt
 import model_files
@@ -46,6 +47,18 @@ def test_a_format_of_gguf_py_is_quantized_as_gguf_py_does(source, tmp_path, monk
                 assert (new.blocks(name) == right).all()
         same = set(file.metadata) - {"general.file_type"}
         assert set(new.metadata) == same and all(str(new.metadata[key]) == str(file.metadata[key]) for key in same)
+
+
+@pytest.mark.parametrize("name", ["lfm2moe", "bailingmoe2", "falcon-h1"])
+def test_routers_convolutions_and_norms_stay_as_they_are(tmp_path, name):
+    """As llama.cpp's tensor_allows_quantization says."""
+    with kit.open(family_files.write(tmp_path, name)) as file:
+        with kit.open(requantize.requantize(file, "Q8_0", tmp_path / "new.gguf")) as new:
+            changed = {each for each, info in new.tensors.items() if info.qtype != file.tensors[each].qtype}
+    kept = ("ffn_gate_inp.weight", "ssm_conv1d.weight", "shortconv.conv.weight", "norm.weight")
+    matrices = {each for each, info in file.tensors.items() if len(info.shape) > 1 and each.endswith("weight")}
+    assert changed == {each for each in matrices if not each.endswith(kept)}
+    assert any(each.endswith(kept) for each in matrices)
 
 
 @pytest.mark.skipif(not llama_cpp.available(), reason="llama.cpp is not installed")

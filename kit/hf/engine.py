@@ -31,22 +31,37 @@ _PLANNED_ROWS = 2  # up to so many rows a recorded pass each is faster than one 
 
 
 def own_pass(model: PreTrainedModel, source: Source) -> Transformer | None:
-    """The kit's own pass for that model; None where the kit has none, or (with a warning) where it would give other numbers."""
+    """The kit's own pass for that model, whose modules get its scale of attention; None where the kit has none, or (with a
+    warning) where it refuses the file."""
     file, classes = source.weights.file, MODEL_FOR_CAUSAL_LM_MAPPING
     if file.architecture not in ARCHITECTURES or classes.get(type(model.config), None) is not type(model):
         return None
     try:
         own = Transformer(source.weights, linear=source.linear)
-        if not (wrong := _differences(model, own)):
-            return own
-        problem = f"{file.path}: transformers reads from this file another {' and '.join(wrong)} than the kit"
     except ModelError as error:
-        problem = str(error)
-    warnings.warn(f"kit.hf uses transformers' modules, which are slower: {problem}", KitWarning, stacklevel=2)
+        said = f"kit.hf uses transformers' modules, whose numbers the kit cannot compare: {error}"
+        warnings.warn(said, KitWarning, stacklevel=3)
+        return None
+    for layer, (mixer, *_) in zip(model.model.layers, own.config.layers, strict=False):
+        if hasattr(module := getattr(layer, "self_attn", None), "scaling"):
+            module.scaling = mixer.scale  # transformers reads no key of it, and a few sizes of gemma have another
+    return own
+
+
+def _by_modules(model, source):
+    """No pass of the kit; ModelError where the modules would give other numbers."""
+    if (own := own_pass(model, source)) and (wrong := differences(model, own)):
+        raise ModelError(f"{own.file.path}: {wrong}; leave out engine='modules', so that the kit's own pass runs")
     return None
 
 
-ENGINES = {"auto": own_pass, "modules": lambda model, source: None}
+ENGINES = {"auto": own_pass, "modules": _by_modules}
+
+
+def differences(model, own) -> str:
+    """The numbers that the two passes do not share, in words; "" for none."""
+    wrong = " and ".join(_differences(model, own))
+    return wrong and f"transformers reads from this file another {wrong} than the kit, so its modules would give other numbers"
 
 
 def _differences(model, own) -> list[str]:
@@ -94,7 +109,7 @@ class Forward:
 
     def __init__(self, model: PreTrainedModel, source: Source, own: Transformer, passes):
         self._model, self._source, self._passes, self._own = model, source, passes, own
-        self._as_loaded, self._said = _parts_of(model), set()
+        self._as_loaded, self._said, self._wrong = _parts_of(model), set(), differences(model, own)
 
     def __getstate__(self):
         return {name: value for name, value in vars(self).items() if name not in ("_own", "_hooks")}
@@ -142,9 +157,11 @@ class Forward:
         cache = cache_of(given)
         if not (reason := self._obstacle(given, cache)):
             return self._by_the_kit(given, cache)
+        path = self._own.file.path
+        if self._wrong:
+            raise ModelError(f"{path}: {reason}, which needs transformers' modules; but {self._wrong}")
         if reason not in self._said:
             self._said.add(reason)
-            path = self._own.file.path
             warnings.warn(f"kit.hf uses transformers' modules, which are slower: {path}: {reason}", KitWarning, stacklevel=4)
         if isinstance(cache, Held):
             cache.hand_over()

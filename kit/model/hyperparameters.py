@@ -180,7 +180,7 @@ class Facts:
         dims = keys.count("rope.dimension_count", self.head_dim, least=1)
         rope = _rope(keys, dims if positions else 0, family.long)
         if family.growing:
-            grown, multiplier = math.log(rope.factor), keys.number("rope.scaling.yarn_log_multiplier", 0)
+            grown, multiplier = rope.grown, keys.number("rope.scaling.yarn_log_multiplier", 0)
             if rope.yarn and multiplier:
                 rope = replace(rope, attention_factor=rope.attention_factor / (1 + 0.1 * multiplier * grown))
             rope = replace(rope, growth=keys.number("attention.temperature_scale", 0))
@@ -237,7 +237,7 @@ class Facts:
                 if self.family.latent_grows and number != 1:
                     self.keys.fail(f"rope.scaling.{key}", "1 without YaRN, because programs differ on it", f"is {number:g}")
             return rope, 1.0
-        grown, multiplier = math.log(rope.factor), self.keys.number("rope.scaling.yarn_log_multiplier", 0)
+        grown, multiplier = rope.grown, self.keys.number("rope.scaling.yarn_log_multiplier", 0)
         if multiplier:
             rope = replace(rope, attention_factor=rope.attention_factor / (1 + 0.1 * grown))
         length = rope.attention_factor * (1 + 0.1 * grown) * (1 + multiplier * grown)
@@ -289,6 +289,10 @@ def _check(file, config):
     known = needed | config.optional_tensors() | config.unread_tensors()
     layers, predicting = len(config.layers), ModelKeys(file).count("nextn_predict_layers", 0)
     for name in file.tensors:
+        if ".nextn." in name and 0 <= layer_of(name) < layers:
+            key = f"{file.architecture}.nextn_predict_layers"
+            problem = f"the tensor {name!r} belongs to a layer that predicts further tokens, but {key} does not count it"
+            raise ModelError(f"{file.path}: {problem}, so its layer would change the logits: convert the model again")
         if name in known or _OTHERS.match(name) or layers <= layer_of(name) < layers + predicting:
             continue
         if layer_of(name) >= layers + predicting:

@@ -25,7 +25,7 @@ def frequencies(rope: RopeConfig, divisors: torch.Tensor | None = None) -> tuple
     low = max(0, math.floor(pair_with(rope.beta_fast)))
     high = min(rope.dims - 1, math.ceil(pair_with(rope.beta_slow)))
     fast = 1 - ((pair - low) / max(0.001, high - low)).clamp(0, 1)
-    return base * (fast + (1 - fast) / rope.factor), rope.attention_factor * (1 + 0.1 * math.log(rope.factor))
+    return base * (fast + (1 - fast) / rope.factor), rope.attention_factor * (1 + 0.1 * rope.grown)
 
 
 class Rope:

@@ -1,6 +1,7 @@
 """A model's matrices in another ggml format: dequantized, and quantized again by llama.cpp's own quantizer, else by gguf-py."""
 
 import ctypes
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +23,11 @@ _PIECE = 1 << 22  # weights that are in float32 at once, of each thread
 _SHORT_ROWS = {  # what llama.cpp takes where a row is no multiple of 256 weights
     "Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
 }  # fmt: skip
+# Matrices that llama.cpp never quantizes: small, and a little error changes a choice, a mask or a scale of all that follows.
+_KEPT = re.compile(
+    r"_norm\.weight$|ffn_gate_inp\.weight$|ffn_gate_tid2eid|altup|laurel|per_layer_model_proj|position_embd|token_types|ssm_conv1d"
+    r"|shortconv\.conv|indexer\.[kq]_proj|attn_rel_b|time_mix_(first|w[012]|v[012]|a[012]|g[12]|decay_w[12]|lerp_fused)"
+)
 FROM_SHELF = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")  # gguf-py quantizes to these
 BY_LLAMA_CPP = (*FROM_SHELF, "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS")  # without an importance matrix
 
@@ -60,7 +66,8 @@ def requantize(file: GGUFFile, qtype: str, path: Path, progress: bool = False) -
 
 
 def _target(info: TensorInfo, qtype: str) -> str:
-    if len(info.shape) < 2 or not info.elements or not info.is_known or info.shape[-1] % 32:
+    kept = not info.name.endswith("weight") or _KEPT.search(info.name)
+    if kept or len(info.shape) < 2 or not info.elements or not info.is_known or info.shape[-1] % 32:
         return info.qtype
     return qtype if info.shape[-1] % FORMATS[qtype].block_elements == 0 else _SHORT_ROWS[qtype]
 

@@ -1,5 +1,6 @@
 """The numbers of rotary position embedding in a layer; kit.model.rope makes frequencies of them and rotates."""
 
+import math
 from dataclasses import dataclass, replace
 
 
@@ -26,6 +27,11 @@ class RopeConfig:
     every: int = 0  # 0: the original context
     layout: str = ""  # of the pairs; "": the family's
     still: int = 0  # elements after the rotated ones that are scaled so, too
+
+    @property
+    def grown(self) -> float:
+        """The logarithm of the factor, by which yarn scales vectors or scores; 0 for one below 1, which stretches nothing."""
+        return math.log(max(1.0, self.factor))
 
     @property
     def of_keys(self) -> "RopeConfig":
