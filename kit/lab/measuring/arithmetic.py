@@ -48,16 +48,17 @@ def _ways() -> Iterator[tuple[str, str, Callable, int]]:
     from kit.cpu.linear import linear
     from kit.gguf.formats import FORMATS
 
-    small = torch.rand(_SIDES[0], _SIDES[0])
+    small = torch.rand(_SIDES[0], _SIDES[0], dtype=torch.float32, device="cpu")
     slow = min(measure.time(lambda: small @ small, samples=2, min_sample=0).samples) > _SLOW
     for side in _SIDES[:1] if slow else _SIDES:
-        floats, whole = torch.rand(side, side), torch.randint(-127, 128, (side, side), dtype=torch.int8)
+        floats = torch.rand(side, side, dtype=torch.float32, device="cpu")
+        whole = torch.randint(-127, 128, (side, side), dtype=torch.int8, device="cpu")
         yield "float32", f"torch.matmul of two {side} x {side} matrices", lambda a=floats: a @ a, 2 * side**3
         yield "int8", f"torch._int_mm of two {side} x {side} matrices", lambda a=whole: torch._int_mm(a, a), 2 * side**3
     if slow:
         return
     blocks = np.zeros((_ROWS, FORMATS["Q8_0"].nbytes(_COLUMNS)), np.uint8)
-    x, operations = torch.rand(_TOKENS, _COLUMNS), 2 * _TOKENS * _COLUMNS * _ROWS
+    x, operations = torch.rand(_TOKENS, _COLUMNS, dtype=torch.float32, device="cpu"), 2 * _TOKENS * _COLUMNS * _ROWS
     told = f"kit's product of {_TOKENS} tokens and a {_ROWS} x {_COLUMNS} matrix of Q8_0"
     yield "int8", told, lambda: linear(blocks, "Q8_0", x, "int8"), operations
     yield "float32", told, lambda: linear(blocks, "Q8_0", x, "float32"), operations
