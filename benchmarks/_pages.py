@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks import _speeds, waits
 from benchmarks._pictures import by_memory, pictures
-from benchmarks._records import FULL, REFERENCE, explained, newest, row, rows
+from benchmarks._records import FULL, REFERENCE, explained, newest, row, rows, ways_of
 from kit import __version__
 from kit.lab.claims import table as claims
 from kit.lab.findings import reported
@@ -104,18 +104,19 @@ def block(most: int = 10**6) -> str:
 
 
 def record(model: str) -> Path:
-    """Run `kit explain MODEL` and keep what it prints, with the machine, under results/reference. What a run of the notebooks
-    by the same code measured on this machine is taken from the shared store, so that README and the run's pages show one
-    value. ValueError: other processes used the machine."""
+    """Run `kit explain MODEL` and keep, under results/reference, what it prints, its ways as data, and the machine. What a run
+    of the notebooks by the same code measured on this machine is taken from the shared store, so that README and the run's
+    pages show one value. ValueError: other processes used the machine."""
     command = f"kit explain {model}"
     words = [Path(sys.executable).parent / "kit", *command.split()[1:]]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    done, data = (subprocess.run([*words, *more], capture_output=True, text=True, check=True) for more in ([], ["--json"]))
     if "other processes" in done.stdout:
         raise ValueError(f"nothing was recorded: other processes used the machine during `{command}`:\n{done.stdout}")
     path = REFERENCE / machine.machine_id() / "explain" / f"{model}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     system = machine.describe()
     run = {"command": command, "output": done.stdout, "started": time.time(), "kit_version": __version__, "system": system}
+    run["ways"] = ways_of(json.loads(data.stdout))  # what was measured is in the store, so both have it
     path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
     return path
 

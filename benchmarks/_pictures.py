@@ -1,17 +1,11 @@
 """The pictures of README and docs, drawn from committed records."""
 
-import re
-
 from benchmarks import _speeds
-from benchmarks._records import explained, row, rows
+from benchmarks._records import explanation, row, rows
 from kit.lab import figures
 from kit.lab.claims import table as claims
 from kit.units import format_seconds
 
-_TIME = r"([\d.,]+) (us|ms|s)\b"  # as kit explain prints it
-_WAY = rf"^(\S.*?) +{_TIME} +[\d.]+x (measured|predicted) +{_TIME}"  # a row of WHAT TO CHANGE: per token, and its least
-_PEER = rf"^llama\.cpp reaches [\d.]+ tokens\s+per second \({_TIME}"
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 SHARES = (100, 75, 53)  # percent of the float32 weights that memory holds, on page 01
 
 
@@ -42,15 +36,9 @@ def by_memory() -> dict[str, list[float]]:
 
 
 def ways_explained() -> dict:
-    """What README's block shows of each way, from the same output of `kit explain`: name -> [seconds per token, its least, how
-    it is known]; llama.cpp has the least of the same blocks."""
-    _, command, output = explained()
-    seconds = lambda number, unit: float(number.replace(",", "")) * _SECONDS[unit]  # noqa: E731
-    lines = re.findall(_WAY, output, re.MULTILINE)
-    ways = {line[0]: [seconds(*line[1:3]), seconds(*line[4:]), line[3]] for line in lines}
-    for taken in re.findall(_PEER, output, re.MULTILINE):
-        ways["llama.cpp, mmap"] = [seconds(*taken), min(least for _, least, _ in ways.values()), "measured"]
-    return {"model": command.split()[-1], "ways": dict(sorted(ways.items(), key=lambda item: item[1]))}
+    """What README's block shows of each way, as the record of `kit explain` has it (_records.ways_of)."""
+    run, _ = explanation()
+    return {"model": run["command"].split()[-1], "ways": dict(sorted(run["ways"].items(), key=lambda item: item[1]))}
 
 
 def _draw_ways(data):

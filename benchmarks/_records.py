@@ -46,8 +46,25 @@ def quality(key: str) -> dict | None:
     return max(found, key=lambda row: row["tokens"], default=None)
 
 
+def explanation() -> tuple[dict, str]:
+    """The newest `kit explain` on record, and the machine that it ran on."""
+    runs = [
+        (json.loads(path.read_text(encoding="utf-8")), path.parent.parent.name) for path in REFERENCE.glob("*/explain/*.json")
+    ]
+    return max(runs, key=lambda run: run[0]["started"])
+
+
 def explained() -> tuple[str, str, str]:
     """(version and machine, command, output) of the newest `kit explain` on record."""
-    path = max(REFERENCE.glob("*/explain/*.json"), key=lambda path: json.loads(path.read_text())["started"])
-    run = json.loads(path.read_text(encoding="utf-8"))
-    return f"kit {run['kit_version']} on `{path.parent.parent.name}`", run["command"], run["output"]
+    run, machine = explanation()
+    return f"kit {run['kit_version']} on `{machine}`", run["command"], run["output"]
+
+
+def ways_of(told: dict, most: int = 5) -> dict[str, list]:
+    """Way -> [seconds per token, its least, "measured" or "predicted"] of the JSON of `kit explain`: what was measured and the
+    fastest others, ``most`` together; llama.cpp has the least of the same blocks."""
+    rows = sorted(told["advice"], key=lambda row: row["by"] != "measured")[:most]
+    ways = {row["way"]: [row[row["by"]], row["least"], row["by"]] for row in rows}
+    if peer := told["answer"]["peer"]:
+        ways[peer["name"]] = [peer["seconds"], min(least for _, least, _ in ways.values()), "measured"]
+    return ways

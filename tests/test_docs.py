@@ -43,7 +43,6 @@ from kit.system.paths import ROOT
 from kit.units import format_seconds
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES.remove(ROOT / "docs" / "history.md")  # its commands and files are those of their day
 COMMAND = re.compile(r"^ {4}(?:\$ )?(kit (?!reaches )[a-z].*?)(?: {2,}.*| #.*| \|.*)?$", re.MULTILINE)
 SHOWN = [(page.name, line) for page in PAGES for line in COMMAND.findall(page.read_text(encoding="utf-8"))]
 
@@ -403,7 +402,7 @@ UNPUBLISHED = r"pip install [^\n]*gguf-kit|gguf-kit\[\w"
 def test_what_is_not_published_is_installed_from_a_checkout():
     """No page, message or test tells anybody to install gguf-kit by its name from the index."""
     told = [*PAGES, *(path for room in ("kit", "tests", "notebooks", "runpod") for path in (ROOT / room).rglob("*.*"))]
-    found = [path for path in told if path.suffix in (".md", ".py", ".ipynb", ".sh") and path.name != "history.md"]
+    found = [path for path in told if path.suffix in (".md", ".py", ".ipynb", ".sh")]
     assert len(found) > 200
     assert [path.name for path in found if re.search(UNPUBLISHED, path.read_text(encoding="utf-8"))] == ["test_docs.py"]
 
@@ -413,11 +412,19 @@ def test_what_explain_prints_is_recorded_and_shown_in_whole_sections(tmp_path, m
     for pages in (_pages, _records):
         monkeypatch.setattr(pages, "REFERENCE", tmp_path)
     said = {"kit explain tiny": printed, "kit explain busy": "At most 3, while other processes used the cores\n"}
+    way = {"way": "blocks", "by": "measured", "measured": 0.04, "predicted": 0.05, "least": 0.02}
+    slow = way | {"way": "all kept", "by": "predicted", "predicted": 0.3}
+    peer = {"name": "llama.cpp, mmap", "seconds": 0.03}
+    said["kit explain tiny --json"] = json.dumps({"advice": [slow, way], "answer": {"peer": peer}})
+    said["kit explain busy --json"] = "{}"
     run = lambda words, **_: subprocess.CompletedProcess([], 0, said[f"kit {' '.join(words[1:])}"])  # noqa: E731
     monkeypatch.setattr(_pages.subprocess, "run", run)
     monkeypatch.setattr(_pages.machine, "describe", dict)
     monkeypatch.setattr(_pages.machine, "machine_id", lambda: "some-cpu")
     assert _pages.record("tiny").parent == tmp_path / "some-cpu" / "explain"
+    assert _records.explanation()[0]["ways"] == {
+        "blocks": [0.04, 0.02, "measured"], "all kept": [0.3, 0.02, "predicted"], "llama.cpp, mmap": [0.03, 0.02, "measured"],
+    }  # fmt: skip
     with pytest.raises(ValueError, match="nothing was recorded: other processes used the machine"):
         _pages.record("busy")
     assert _pages.explained() == (f"kit {kit.__version__} on `some-cpu`", "kit explain tiny", printed)

@@ -51,7 +51,7 @@ def told(tmp_path_factory):
     """What tests/made_up_way.py says of a way that only its row adds."""
     folder = tmp_path_factory.mktemp("way")
     path = synthesize(folder / "tiny.gguf", "tiny-mistral", "Q8_0")
-    given = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))}
+    given = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
     given |= {"KIT_MEASURED": str(folder)}
     command = [sys.executable, str(HERE / "made_up_way.py"), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, env=given, timeout=500)

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from kit.lab.engines.compared import OURS
 from kit.lab.explaining.measured_ways import Measured, measure, measure_apart
-from kit.lab.measuring import state
-from kit.lab.measuring.measurements import Reading, Readings, digest_of, note, settings
+from kit.lab.measuring.measurements import Reading, Readings, cores_of, digest_of, note, once, settings
 from kit.lab.predicting.room import SCRATCH
 from kit.lab.predicting.ways import BLOCK_WAYS, Prediction, Way
 from kit.system import memory_available, memory_limit
@@ -38,16 +37,8 @@ def measure_best(study, best: int) -> None:
     predictions = study.predictions
     some = [each for each in predictions if study.room.stays(each)] or predictions  # a walk, where none stays
     for prediction in [each for each in some[: best + 1] if each.seconds <= _WORTH * some[0].seconds]:
-        way = prediction.way
-        if way in study.measured or (stored := _stored(study, way)):
-            study.measured.setdefault(way, study.measured.get(way) or stored)
-            continue
-        result = _measure(study, prediction)
-        if isinstance(result, str):
-            study.unmeasured[way] = result
-        else:
-            study.measured[way] = result
-            _store(study, result)
+        if prediction.way not in study.measured:
+            _take(study, prediction)
 
 
 class Known(NamedTuple):
@@ -78,7 +69,7 @@ def in_store(measured: dict[Way, Measured], file, store: Readings, by: str) -> d
     for way, one in measured.items():
         reading = store.known(way.label, digest, settings(), busy=True)
         if reading is None or (reading.by == by and way not in ENGINE_WAYS.values()):
-            note(store, Reading(way.label, digest, one.samples, "s", settings(), _others(one), by))
+            note(store, Reading(way.label, digest, one.samples, "s", settings(), cores_of(one.disturbed), by))
             told[way] = one
         else:
             told[way] = replace(one, samples=reading.samples, disturbed=reading.busy)
@@ -130,18 +121,24 @@ def _label(study, way: Way) -> str:
     return f"{way.label}, layers {study.cut}" if study.cut else way.label
 
 
-def _stored(study, way: Way) -> Measured | None:
-    """What the store has of a way."""
-    reading = None if study.again else study.store.known(_label(study, way), digest_of(study.file), settings())
-    return Measured(way, reading.samples, None, 0, None) if reading else None
+class _NotMeasured(Exception):
+    """Why a way was not."""
 
 
-def _store(study, measured: Measured) -> None:
-    """Add what was measured to the store and the shared one."""
-    label, samples = _label(study, measured.way), tuple(measured.samples)
-    note(study.store, Reading(label, digest_of(study.file), samples, "s", settings(), _others(measured), study.by))
+def _take(study, prediction: Prediction) -> None:
+    """Add a way to those of a study: by the store's quiet value, else measured now, or the reason why it is not."""
+    way, live = prediction.way, []
 
+    def measured():
+        result = _measure(study, prediction)
+        if isinstance(result, str):
+            raise _NotMeasured(result)
+        live.append(result)
+        return result.samples, result.disturbed
 
-def _others(measured: Measured) -> float:
-    """Cores that other processes used: more than BUSY where they disturbed the measurement."""
-    return state.BUSY * 2 * measured.disturbed
+    try:
+        reading = once(study.store, _label(study, way), digest_of(study.file), measured, study.by, again=study.again)
+    except _NotMeasured as reason:
+        study.unmeasured[way] = str(reason)
+    else:
+        study.measured[way] = live[0] if live else Measured(way, reading.samples, None, 0, None, reading.busy)

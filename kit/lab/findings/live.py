@@ -18,7 +18,6 @@ from kit.lab import tables
 from kit.lab.claims.gates import NOISE
 from kit.lab.measuring import measurements
 from kit.lab.measuring.kept import once_a_run
-from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.ways import KEPT, KEPT_RATE
 from kit.system import last_level_cache
 
@@ -99,14 +98,13 @@ def decode(
 def all_kept(lab, file, measure: Callable[[], list[float]]) -> list[float]:
     """Tokens per second of an open file with all float32 kept, of which a run has one value: from the record or the store of
     the page that came first, else measured, and noted for the others."""
-    store, key = measurements.of_run(lab.out), (KEPT.label, measurements.digest_of(file), measurements.settings())
-    known = store.known(*key, busy=True)
-    rates = lab.once(KEPT_RATE, "tok/s", lambda: [1 / each for each in known.samples] if known else measure())
-    if not known:
-        name, digest, settings = key
-        seconds, others = tuple(1 / rate for rate in rates), 2 * BUSY * bool(lab.busy)
-        measurements.note(store, measurements.Reading(name, digest, seconds, "s", settings, others, lab.notebook))
-    return rates
+
+    def measured():
+        return [1 / rate for rate in lab.once(KEPT_RATE, "tok/s", measure)], lab.busy
+
+    store, digest = measurements.of_run(lab.out), measurements.digest_of(file)
+    reading = measurements.once(store, KEPT.label, digest, measured, lab.notebook, busy=True)
+    return lab.once(KEPT_RATE, "tok/s", lambda: [1 / seconds for seconds in reading.samples])
 
 
 def one_pass(file) -> Requests:

@@ -187,6 +187,24 @@ def note(store: Readings, reading: Reading) -> None:
         each.add(reading)
 
 
+def once(store: Readings, way: str, file: str, measure, by: str, busy: bool = False, again: bool = False) -> Reading:
+    """The value that ``store`` has of a way, with the settings of now; else ``measure()``, (samples in seconds, whether other
+    processes disturbed them), which is noted. ``busy``: a value that was disturbed is taken as well. ``again``: measured in any
+    case."""
+    known = None if again else store.known(way, file, settings(), busy=busy)
+    if known:
+        return known
+    samples, disturbed = measure()
+    reading = Reading(way, file, tuple(samples), "s", settings(), cores_of(disturbed), by)
+    note(store, reading)
+    return reading
+
+
+def cores_of(disturbed: bool) -> float:
+    """Cores for ``others`` where only a flag is known: more than BUSY, or none."""
+    return 2 * BUSY * bool(disturbed)
+
+
 def disagreements(rows: Iterable[Reading]) -> list[tuple[Reading, Reading]]:
     """Pairs of an earlier and a later value of one key, in order, that disagree: of each key those that follow one another."""
     by_key: dict[tuple, list[Reading]] = {}
