@@ -232,9 +232,9 @@ def test_large_pages_cost_nothing(monkeypatch):
 
 @pytest.mark.slow
 def test_a_proxy_that_delays(server):
-    with served.serving(served.proxy(server.url, each=lambda number: time.sleep(0.3))) as url:
+    with served.serving(served.proxy(server.url, each=lambda number: time.sleep(0.4))) as url:
         found, ran = decode_of(url)
-    assert worst(found) == "overhead", found
+    assert worst(found, but=("busy",)) == "overhead", found
     assert "the model's file" not in ran.owner.missing
 
 
