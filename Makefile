@@ -8,7 +8,7 @@ STAMP   := $(VENV)/.installed
 # wheels only: no package but the kit's own is built here
 INSTALL  = $(if $(shell command -v uv 2>/dev/null),uv pip install --quiet --python $(BIN)/python,$(BIN)/pip install --quiet --disable-pip-version-check) --only-binary :all:
 
-.PHONY: help reproduce test test-all compat verify pooled gallery bench readme reference fuzz llama docs lab lint clean
+.PHONY: help mutate reproduce test test-all compat verify pooled gallery bench readme reference fuzz llama docs lab lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ readme: $(STAMP) ## README's output, numbers and pictures, and those of docs, fr
 reference: $(STAMP) ## RUN=results/... of an idle machine becomes the committed run: its pages, README, docs, pictures, pooled page; MODEL=... too
 	$(BIN)/python -m benchmarks --run '$(RUN)' $(if $(MODEL),--explain '$(MODEL)')
 	$(MAKE) pooled
+
+mutate: $(STAMP) ## do tests notice a changed operator or number? ROOM=kit/lab/claims (see tests/mutants.py), EVERY=5 for a sample
+	$(BIN)/python tests/mutants.py --room $(or $(ROOM),kit/lab/claims) --every $(or $(EVERY),1)
 
 fuzz: $(STAMP) ## every fuzz target for MINUTES=1 each; ARGS="gguf tiles" for some
 	$(INSTALL) --editable '.[fuzz]'

@@ -2,6 +2,7 @@
 
     python tests/mutants.py kit.lab.claims.judge tests/test_judge.py          # every mutant
     python tests/mutants.py kit.cache.policies.queues tests/test_cache_policies.py --every 5
+    make mutate ROOM=kit/lab/claims EVERY=5          # each module of a folder that TESTS has a row for
 
 A mutant is made in a forked process: the functions and methods of the imported module take its code. Prints the line of each
 that no test noticed; the exit code is their number, 99 at most.
@@ -13,6 +14,7 @@ import copy
 import importlib
 import inspect
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +27,32 @@ SWAPS = {
     ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add,
     ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.And: ast.Or, ast.Or: ast.And, ast.Not: ast.UAdd, ast.USub: ast.UAdd,
 }  # fmt: skip
+
+
+TESTS = {  # module -> the tests that should notice; in minutes on two cores
+    "kit.lab.claims.judge": ["tests/test_judge.py", "tests/test_rejudged.py"],
+    "kit.lab.claims.gates": ["tests/test_gates.py"],
+    "kit.lab.claims.book": ["tests/test_ledger.py"],
+    "kit.lab.claims.runs": ["tests/test_ledger.py", "tests/report/test_report_merge.py"],
+    "kit.lab.claims.evidence": ["tests/test_evidence.py"],
+    "kit.lab.claims.records": ["tests/test_records.py"],
+    "kit.lab.claims.table": ["tests/test_records.py", "tests/test_ledger.py"],
+    "kit.lab.measuring.minutes": ["tests/test_minutes.py"],
+    "kit.lab.measuring.intervals": ["tests/test_intervals.py"],
+    "kit.lab.measuring.limits": ["tests/test_limits.py", "tests/test_minutes.py"],
+    "kit.lab.measuring.drift": ["tests/test_judge.py"],
+    "kit.lab.findings.scalar": ["tests/test_cache_variants.py"],
+    "kit.lab.findings.faults": ["tests/test_cache_faults.py"],
+    "kit.lab.findings.reported": ["tests/test_first_token.py", "tests/test_tile_notebooks.py"],
+    "kit.lab.predicting.divergence": ["tests/test_perplexity.py"],
+    "kit.lab.predicting.losses": ["tests/test_perplexity.py"],
+    "kit.lab.explaining.quants": ["tests/test_frontier.py"],
+    "kit.lab.report.lead": ["tests/report/test_lead.py"],
+    "kit.cache.policies.queues": ["tests/test_cache_policies.py"],
+    "kit.cache.policies.base": ["tests/test_cache_policies.py"],
+    "kit.cache.store": ["tests/test_cache_store.py"],
+    "kit.cache.replay": ["tests/test_cache_policies.py", "tests/test_cache_traces.py"],
+}
 
 
 def places(tree: ast.AST) -> list[tuple[ast.AST, str]]:
@@ -88,11 +116,16 @@ def _take_code(old, codes: dict, module: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("module")
-    parser.add_argument("tests", nargs="+")
+    parser.add_argument("module", nargs="?")
+    parser.add_argument("tests", nargs="*")
+    parser.add_argument("--room", help="a folder of the kit: every module of it that TESTS names")
     parser.add_argument("--every", type=int, default=1, help="only each Nth mutant")
     asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
+    if asked.room:
+        names = [name for name in TESTS if name.startswith(asked.room.strip("/").replace("/", "."))]
+        again = [[sys.executable, __file__, name, *TESTS[name], "--every", str(asked.every)] for name in names]
+        sys.exit(min(99, sum(subprocess.run(command).returncode for command in again)) if names else f"no row: {asked.room}")
     module = importlib.import_module(asked.module)
     text = Path(module.__file__).read_text("utf-8")
     tree, lines = ast.parse(text), text.splitlines()

@@ -214,7 +214,7 @@ def test_a_use_that_is_not_kept_has_a_price_of_its_own(study):
     vectors = [cost for kind, cost in study.costs.items() if len(kind.shape) == 1]
     least = min(cost.load["float32"] + cost.multiply["float32"] for cost in vectors)
     said = sentences.of_a_use(study)
-    assert f"costs at least {format_seconds(least)} (" in said and f"for the {len(study.order.tokens[-1])} uses" in said
+    assert f"took {format_seconds(least)} (" in said and f"for the {len(study.order.tokens[-1])} uses" in said
     assert "its 5 vectors" in said  # two norms in each of two layers, and one at the end
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from invented import MACHINE
 
 from kit.lab.measuring import limits, machine, measurements, minutes, state
@@ -51,6 +52,15 @@ def test_a_comparison_whose_interval_holds_1_says_so():
 def test_a_wide_share_is_shown_with_its_interval():
     assert minutes.Share(0.72, 0.70, 0.74).told == "72% of it"
     assert minutes.Share(0.72, 0.6, 0.85).told == "72% of it (60% to 85%)"
+
+
+def test_pages_are_read_where_that_says_something_of_memory(monkeypatch):
+    monkeypatch.setattr("kit.lab.measuring.pages.views", lambda file: None)
+    assert minutes.reader(object()) is None, "the CPU's caches hold the file"
+    parts = [torch.ones(1 << 18), torch.ones(1 << 16)]
+    monkeypatch.setattr("kit.lab.measuring.pages.views", lambda file: parts)
+    assert 0 < minutes.reader(object())() < 1e5
+    assert compared([1.0, 1.0, 1.0, 1.0, 1.0], "llama.cpp").startswith("as fast as llama.cpp"), "an edge of 1 holds 1"
 
 
 # --- every probe of a run counts, for every limit ---------------------------------------------------------------------------

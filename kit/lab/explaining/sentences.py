@@ -116,7 +116,7 @@ def of_a_use(study: Study) -> str:
         return ""
     least, uses = min(vectors), len(names)
     return (
-        f"Each use of a tensor that is not cached costs at least {format_seconds(least)} (lookup, buffer, spans): "
+        f"The quickest use of a tensor that is not cached took {format_seconds(least)} (lookup, buffer, spans): "
         f"{format_seconds(uses * least)} for the {uses} uses of a token, and {least * len(vectors) / sum(vectors):.0%} of "
         f"the time of its {len(vectors)} vectors."
     )

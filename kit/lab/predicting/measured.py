@@ -68,17 +68,16 @@ def measure_costs(file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
 
 
 def keep(folder: Path, file, before: dict[Kind, Cost], after: dict[Kind, Cost], by: str = "") -> dict[Kind, Cost]:
-    """Keep what uses of an open file's tensors cost before and after something else in the store of a run, for the other pages
-    (``of_run``): memory is faster in one minute than in the next. ``by``: the page that measured. Returns the means."""
+    """Keep what uses of an open file's tensors cost ``before`` something else in the store of a run, for the other pages
+    (``of_run``): what predicts it must not be measured after it. ``after``: the same later, kept next to it, for the machine
+    moves. ``by``: the page that measured. Returns ``before``."""
     store, key = measurements.of_run(folder), {"file": digest_of(file), "settings": measurements.settings(), "by": by}
-    costs = {kind: _no_cost() for kind in before}
     for kind, cost in before.items():
         for term, uses in vars(cost).items():
             for how, seconds in uses.items():
                 way = f"{_USE}{kind.qtype} {'x'.join(map(str, kind.shape))} {term} {how}"
-                row = store.add(Reading(way, samples=(seconds, vars(after[kind])[term][how]), **key))
-                vars(costs[kind])[term][how] = row.median
-    return costs
+                store.add(Reading(way, samples=(seconds,), row={"after": vars(after[kind])[term][how]}, **key))
+    return before
 
 
 def of_run(folder: Path, file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
