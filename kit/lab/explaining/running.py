@@ -326,6 +326,8 @@ class Running:
         if computed is None or (computed == len(second) and on.report.cached is None and self.server.name == "Ollama"):
             computed = round(max(0.0, on.first - self.overhead) / self.per_position)
         again = max(0, min(len(second), computed) - new - 1)  # the last token of the answer was never computed
+        if computed != on.report.computed and computed < len(second) / 2:
+            again = 0  # a time tells no less than that
         return {
             "positions": len(second), "new": new, "computed": computed, "again": again, "seconds": on.first,
             "seconds_without_cache": off.first if off and not off.fault else None,
