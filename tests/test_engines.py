@@ -15,10 +15,12 @@ from kit.lab.commands.cli import main
 from kit.lab.engines import bounds_of, turns
 from kit.lab.engines.base import Cpu, EngineFacts, Pass
 from kit.lab.engines.table import kinds, opened
-from kit.lab.explaining import pasted, roofline
-from kit.lab.measuring import state
+from kit.lab.explaining import beside_kit, pasted, roofline
+from kit.lab.explaining.study import Study
+from kit.lab.measuring import arithmetic, machine, state
 from kit.lab.report import gallery
 from kit.lab.synthetic.write import synthesize
+from kit.system.cores import Cores
 from kit.system.paths import ROOT
 
 # A stand-in: fields and layout of llama-bench -o json (get_fields of its source), for one test or as many as told.
@@ -382,3 +384,48 @@ def test_the_template_has_commands_that_exist():
     text = (ROOT / ".github" / "ISSUE_TEMPLATE" / "my_machine.md").read_text(encoding="utf-8")
     options = {option for param in main.commands["explain"].params for option in param.opts}
     assert set(re.findall(r"--[a-z]+", text.partition("---\n")[2].partition("---\n")[2])) - {"--"} <= options
+
+
+# --- beside kit's own answer ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def study(model, tmp_path, monkeypatch, quiet):
+    """A study of a tiny file, whose prompts count, with engines that need what the test says."""
+    monkeypatch.setenv("KIT_MEASURED", str(tmp_path))
+    monkeypatch.setattr(beside_kit, "_LEAST", 0)
+    rates = {"float32": arithmetic.Rate((1e6, 8e5), "one"), "int8": arithmetic.Rate((4e6,), "two")}
+    monkeypatch.setattr(arithmetic, "probe", lambda: dict(rates))
+    monkeypatch.setattr(
+        beside_kit, "opened", lambda name, path: Metronome(name, {"kit": [2.0] * 9, "llama.cpp": [0.5] * 9}[name])
+    )
+    monkeypatch.setattr(beside_kit, "peer", lambda study: None)
+    with kit.open(model) as file:
+        made = Study(file, machine.probe, 1 << 30)
+        made.__dict__ |= {"runs": True}
+        yield made
+
+
+def test_prompts_are_held_against_arithmetic(study, monkeypatch):
+    monkeypatch.setattr(Study, "read_gbps", 1e-3)
+    monkeypatch.setattr(beside_kit, "_SECONDS", 1e9)
+    data, text = beside_kit.prompt(study)
+    work = bounds_of.work_of(study.file, 512)
+    assert data["bounds"]["float32"]["seconds"] == pytest.approx(
+        max(work.prompt_operations / 1e6, work.prompt_bytes / 1e6) / 512
+    )
+    assert data["engines"]["kit"]["seconds"] == pytest.approx(2.0)
+    assert data["engines"]["llama.cpp"]["seconds"] == pytest.approx(0.5)
+    share = data["bounds"]["int8"]["seconds"] / 0.5
+    assert f"llama.cpp reaches 2 ({share:.0%} of its limit)" in text and "A prompt of 512: at most" in text
+    monkeypatch.setattr(beside_kit, "opened", lambda *_: pytest.fail("measured again"))  # the store has it now
+    monkeypatch.setattr(arithmetic, "probe", lambda: pytest.fail("measured again"))
+    assert beside_kit.prompt(study)[0]["engines"] == data["engines"]
+    monkeypatch.setattr(beside_kit, "_SECONDS", 0.0)
+    assert beside_kit.prompt(study)[0]["engines"] == {}  # a prompt that would take minutes
+
+
+def test_flags_of_llama_cpp_are_those_of_this_machine(study, monkeypatch):
+    monkeypatch.setattr(beside_kit, "cores", lambda: Cores(16, 8, 4, 3.5))
+    text = beside_kit.flags(study)
+    assert f"`llama-server -m {study.file.path} -t 3`" in text and "the time of 3.5" in text and "`--engine`" in text

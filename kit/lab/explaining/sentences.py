@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from kit.lab.explaining import answer, depth
+from kit.lab.explaining import answer, beside_kit, depth
 from kit.lab.explaining.elsewhere import compressibility
 from kit.lab.explaining.study import Study
 from kit.lab.explaining.tables import as_text, formatted, paragraph, short
@@ -148,6 +148,10 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     if not study.engines:
         study.measure_best()
     yield "answer", answer.gather(study), "\n".join(map(_wrapped, answer.told(study)))
+    if text := beside_kit.flags(study):
+        yield "", None, paragraph(text)
+    data, text = beside_kit.prompt(study)
+    yield "prompt", data, paragraph(text) if text else ""
     yield "", None, f"DOES IT FIT?\n{paragraph(fits(study))}"
     title = "WHERE A TOKEN'S TIME GOES, from the file's blocks"
     yield "parts", rows(data := study.parts()), table(title, data)

@@ -1,0 +1,99 @@
+"""What kit explain adds for whoever runs llama.cpp and named no engine: its flags here, and prompts against arithmetic."""
+
+import shlex
+
+from kit.errors import KitError
+from kit.lab.engines import bounds_of, turns
+from kit.lab.engines.table import opened
+from kit.lab.explaining.answer import peer
+from kit.lab.explaining.study import Study
+from kit.lab.measuring import arithmetic, measurements, state
+from kit.system.cores import cores
+from kit.system.paths import shown
+
+TOKENS = 512
+_ENGINES = {"kit": "float32", "llama.cpp": "int8"}  # -> what it multiplies by
+_LEAST, _SECONDS, _QUICK = (
+    5e7,
+    15.0,
+    3.0,
+)  # weights below which a prompt takes no time; of one prompt at most; of several passes
+_RATE = "arithmetic, "  # begins the way of a rate in the store
+
+
+def flags(study: Study) -> str:
+    """The advice in llama.cpp's own flags, in sentences; "" for a file that has no path, or does not fit."""
+    if study.file.path is None or study.cut or not study.room.fits:
+        return ""
+    path, here = shlex.quote(shown(study.file.path)), cores()
+    speed = f", {1 / other.seconds:.3g} tokens per second in the wheel's build" if (other := peer(study)) else ""
+    return (
+        f"In llama.cpp: `llama-server -m {path} -t {here.useful}`{speed}. This process may run on {here.told}. "
+        "With `--engine` and the path of your llama-bench, kit explain measures your own build."
+    )
+
+
+def prompt(study: Study) -> tuple[dict | None, str]:
+    """(plain data, sentences) on prompts of TOKENS: the limit by the measured arithmetic, and what kit and llama.cpp reach;
+    None for a file of few weights, or one that does not fit. Measured once: the store has it afterwards."""
+    if study.cut or study.file.path is None or not study.room.fits or study.facts["parameters"] < _LEAST:
+        return None, ""
+    rates = _rates(study)
+    work = bounds_of.work_of(study.file, TOKENS)
+    rows = bounds_of.Roof(study.read_gbps * 1e9, rates, {}).prompt(work)
+    speeds = _speeds(study, work.prompt_operations / rates["float32"])
+    limits = " and ".join(f"{row['tokens_per_second']:.3g} by {kind} arithmetic" for kind, row in rows.items())
+    text = f"A prompt of {TOKENS}: at most {limits}, in tokens per second."
+    for name, row in speeds.items():
+        least = rows.get(_ENGINES[name], rows["float32"])["seconds"]
+        busy = ", while other processes used the cores" * row.busy
+        text += f" {name} reaches {1 / row.median:.3g} ({least / row.median:.0%} of its limit{busy})."
+    plain = {name: {"seconds": row.median, "samples": row.samples, "others_cores": row.others} for name, row in speeds.items()}
+    return {"tokens": TOKENS, "bounds": rows, "engines": plain}, text
+
+
+def _rates(study: Study) -> dict[str, float]:
+    """Operations per second by kind of arithmetic: the best that the store has of this machine, else measured now."""
+    kinds = "float32", "int8"
+    known = {kind: measurements.shared().best(f"{_RATE}{kind}", "op/s") for kind in kinds}
+    if known["float32"] is None or study.again:
+        study.say("measuring arithmetic")
+        taken, others, disturbed = state.watched(arithmetic.probe)
+        for kind, rate in taken.items():
+            row = measurements.Reading(f"{_RATE}{kind}", "", rate.samples, "op/s", others=others * disturbed, by=study.by)
+            measurements.note(study.store, row)
+            known[kind] = row if known[kind] is None or rate.best > max(known[kind].samples) else known[kind]
+    return {kind: max(row.samples) for kind, row in known.items() if row}
+
+
+def _speeds(study: Study, seconds: float) -> dict[str, measurements.Reading]:
+    """Engine -> its seconds per token of a prompt; none of a file whose prompt takes longer than _SECONDS, at the limit."""
+    if not study.runs or seconds > _SECONDS:
+        return {}
+    digest, settings = measurements.digest_of(study.file), measurements.settings()
+    ways = {name: f"a prompt of {TOKENS}, {name}" for name in _ENGINES}
+    known = {name: study.store.known(way, digest, settings) for name, way in ways.items()}
+    missing = [name for name, row in known.items() if row is None or study.again]
+    if missing:
+        study.say(f"measuring a prompt of {TOKENS} tokens: {', '.join(missing)}")
+    runners = []
+    try:
+        for name in missing:
+            try:
+                runners.append(opened(name, study.file.path))
+                runners[-1].prompt(8)
+            except KitError:  # llama.cpp is not installed, or does not know the architecture
+                runners.pop().close() if runners and runners[-1].label == name else None
+        if runners:
+            taken = turns.in_turn(runners, turns.PROMPT, TOKENS, rounds=3 if seconds < _QUICK else 1)
+            for name, series in taken.items():
+                if series.per_token:
+                    row = measurements.Reading(
+                        ways[name], digest, tuple(series.per_token), settings=settings, others=series.others, by=study.by
+                    )
+                    measurements.note(study.store, row)
+                    known[name] = row
+    finally:
+        for each in runners:
+            each.close()
+    return {name: row for name, row in known.items() if row}
