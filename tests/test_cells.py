@@ -277,7 +277,7 @@ CASES = {  # a notebook joins by its row
         steady={"The order of weight accesses was recorded from a decode of 5 tokens.": "how it was measured, no outcome"},
     ),
     "11_your_engine": Case(
-        number={"many": 6},
+        number={"share": 0.123},
         opposite={
             "nbytes": lambda nbytes: 3 * nbytes,
             "slow": lambda slow: server(0.3, 0.5, 1.5, 6, least=0.2),

@@ -182,6 +182,12 @@ def test_options_that_are_not_for_a_server_or_for_one_alone(smollm2):
     assert "--try: give the URL of a running server" in refused(smollm2, "--try")
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Windows of half a second in place of one and a half."""
+    monkeypatch.setattr("kit.lab.explaining.running._WINDOW", 0.5)
+
+
 @pytest.fixture(scope="module")
 def server(smollm2):
     with served.started(smollm2, "-t 2 -c 512") as running:

@@ -128,6 +128,12 @@ def worst(found, but=()):
     return max(rows, key=rows.get)
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Windows of half a second in place of one and a half."""
+    monkeypatch.setattr("kit.lab.explaining.running._WINDOW", 0.5)
+
+
 @pytest.fixture(scope="module")
 def server(smollm2):
     with served.started(smollm2, "-t 2 -c 1024") as running:

@@ -320,17 +320,20 @@ class Running:
         on = self.ask(second, 1)
         if on.fault or not on.first:
             return None
-        off = self.ask(second, 1, cached=False) if self.server.protocol.takes_ids else None
+        whole = second if self.server.protocol.takes_ids else self.prompt(len(second))
+        off = self.ask(whole, 1, cached=False)
+        cold = off.first if not off.fault else None
         new = len(second) - length - len(said)
         computed = on.report.computed
         if computed is None or (computed == len(second) and on.report.cached is None and self.server.name == "Ollama"):
-            computed = round(max(0.0, on.first - self.overhead) / self.per_position)
+            whole_time = max((cold or length * self.per_position + self.overhead) - self.overhead, 1e-9)
+            computed = round(len(second) * min(1.0, max(0.0, on.first - self.overhead) / whole_time))
         again = max(0, min(len(second), computed) - new - 1)  # the last token of the answer was never computed
         if computed != on.report.computed and computed < len(second) / 2:
             again = 0  # a time tells no less than that
         return {
             "positions": len(second), "new": new, "computed": computed, "again": again, "seconds": on.first,
-            "seconds_without_cache": off.first if off and not off.fault else None,
+            "seconds_without_cache": cold,
         }  # fmt: skip
 
     @cached_property
