@@ -79,8 +79,9 @@ def kimi(architecture, kinds=(0, 0, 1, 0, 1), full=False, **keys):
     return file.ends(tied=full)
 
 
-def qwen4exp(flat=False):
-    """A residual of four streams; delta nets, and attention to blocks of four positions that an index chooses."""
+def qwen4exp(flat=False, ngrams=False):
+    """A residual of four streams; delta nets, and attention to blocks of four positions that an index chooses. ``ngrams``: a
+    table from which the last three tokens choose four rows; the token that ends a text is the eleventh of the tests'."""
     file = File(
         "qwen4exp", 4, attention__head_count_kv=2, attention__key_length=32, attention__value_length=32,
         rope__dimension_count=16, rope__dimension_sections=[3, 3, 2, 0], ssm__conv_kernel=4, ssm__inner_size=128,
@@ -97,6 +98,16 @@ def qwen4exp(flat=False):
         if inject:
             file.tensor(f"{name}_inject.weight", 4, 4 * H)
 
+    if ngrams:
+        file.keys(ple__layers=[2], ple__ngram_size=3, ple__heads_per_ngram=2, ple__conv_kernel=4, ple__eos_token_id=325,
+                  embedding_length_per_layer_input=32, ple__layer_multipliers=np.array([2**63 + 11, 3, 5**20], np.uint64),
+                  ple__head_offsets=np.array([0, 50, 100, 150], np.uint64),
+                  ple__head_vocab_sizes=np.array([50, 47, 50, 43], np.uint64))  # fmt: skip
+        file.tensor("per_layer_token_embd.weight", 200, 32, spread=0.5)
+        file.layer(2, ple_key=(4 * H, H), ple_value=(H, H))
+        for name in ("key", "query", "conv"):
+            file.tensor(f"blk.2.ple_norm_{name}.weight", 4, H, mean=1, spread=0.05)
+        file.tensor("blk.2.ple_conv1d.weight", 4 * H, 4, spread=0.5)
     for layer in range(4):
         streams(f"blk.{layer}.hc_attn")
         streams(f"blk.{layer}.hc_ffn")
@@ -117,6 +128,7 @@ def qwen4exp(flat=False):
 
 FILES = {
     "qwen4exp": qwen4exp,
+    "qwen4exp-ngrams": lambda: qwen4exp(flat=True, ngrams=True),
     "kimi-linear": lambda: kimi("kimi-linear"),
     "bailingmoe3": lambda: kimi("bailingmoe3", full=True, kda__gate_lower_bound=-5.0, expert_shared_feed_forward_length=64),
     "glm-dsa": lambda: sparse("glm-dsa", (1, 0, 1, 0)),

@@ -15,6 +15,7 @@ from kit.model.hyperparameters import read_config
 
 # Positions from which layers of a file choose, at which a block ends, or a segment of a kernel.
 PERIODS = {"glm-dsa": (8,), "deepseek32": (8,), "kimi-linear": (4, 16), "bailingmoe3": (4, 16), "qwen4exp": (4, 12)}
+PERIODS["qwen4exp-ngrams"] = (3, 11)
 LENGTHS = {name: sorted({1, 2, *(each + n for each in periods for n in (-1, 0, 1))}) for name, periods in PERIODS.items()}
 WORST = 1e-5  # of a token; half of all are below a third of it
 
@@ -106,7 +107,8 @@ def test_a_token_touches_the_bytes_that_are_told(folder, name):
         remembered = [layer.mixer.memory for layer in config.layers]
         assert read["attention"] + read["choice"] == sum(each.read(depth + 1) - 4 * each.fixed for each in remembered)
         states = sum(read.get(what, 0) for what in ("convolution", "delta net", "pool"))
-        assert states == 2 * sum(4 * each.fixed for each in remembered)
+        tokens = sum(state["tokens"].nbytes for state in cache.states if "tokens" in getattr(state, "parts", {}))
+        assert states == 2 * (sum(4 * each.fixed for each in remembered) - tokens)
         assert read["linear"] == expected <= weights
     held = model.new_cache(64)
     assert sum(each.held(8) for each in remembered) == 8 * held.bytes_per_position + held.fixed_bytes
@@ -155,7 +157,15 @@ BAD = [  # (file, keys, a tensor that is left out, what the error names)
     ("qwen4exp", {"attention.compress_ratios": [0, 3, 0, 3]}, "", "attention.compress_ratios"),
     ("qwen4exp", {"hyper_connection.low_rank": None}, "", "hyper_connection.low_rank"),
     ("qwen4exp", {"hyper_connection.count": 1}, "", "hyper_connection.count"),
-    ("qwen4exp", {"ple.layers": [0]}, "", "ple.layers"),
+    ("qwen4exp", {"ple.layers": [0]}, "", "ple.ngram_size"),
+    ("qwen4exp-ngrams", {"ple.layers": [0, 2]}, "", "ple.layers"),
+    ("qwen4exp-ngrams", {"ple.layers": [4]}, "", "ple.layers"),
+    ("qwen4exp-ngrams", {"ple.layers": [1]}, "", "has no place"),
+    ("qwen4exp-ngrams", {"ple.head_offsets": [0, 50, 100]}, "", "ple.head_offsets"),
+    ("qwen4exp-ngrams", {"ple.head_offsets": [0, 50, 100, 190]}, "", "per_layer_token_embd.weight"),
+    ("qwen4exp-ngrams", {"ple.head_vocab_sizes": [50, 0, 50, 50]}, "", "ple.head_vocab_sizes"),
+    ("qwen4exp-ngrams", {"embedding_length_per_layer_input": 16}, "", "4 rows of 16 elements"),
+    ("qwen4exp-ngrams", {}, "per_layer_token_embd.weight", "per_layer_token_embd.weight"),
     ("qwen4exp", {}, "blk.2.hc_ffn_inject.weight", "blk.2.hc_ffn_inject.weight"),
     ("deepseek32", {}, "blk.1.indexer.k_norm.bias", "blk.1.indexer.k_norm.bias"),
 ]
@@ -165,7 +175,7 @@ BAD = [  # (file, keys, a tensor that is left out, what the error names)
 def test_what_is_wrong_is_named_in_one_line(tmp_path, name, keys, without, says):
     file = kind_files.FILES[name]()
     for key, value in keys.items():
-        file.metadata[f"{name}.{key}"] = value
+        file.metadata[f"{file.architecture}.{key}"] = value
     file.metadata = {key: value for key, value in file.metadata.items() if value is not None}
     file.tensors.pop(without, None)
     with pytest.raises(ModelError) as caught:

@@ -43,6 +43,7 @@ OPERATIONS = {
     "delta net": Operation(recurrent.delta_net_step),
     "kda": Operation(kda.step),
     "mix streams": Operation(streams.mix_step),
+    "gate streams": Operation(streams.gate_step),
     "spread": Operation(streams.spread_step),
     "gate heads": Operation(elementwise.gate_heads_step),
     "mamba2": Operation(recurrent.mamba2_step),

@@ -1,10 +1,13 @@
 """Several residual streams of a token: their gated mean, and a result added to each by a share of its own."""
 
+import math
+
 import torch
 from numba import types
 
 from kit.cpu.elementwise import as_bits, sigmoid
 from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, extract, f32x16
 from kit.cpu.tasks import Static, Step, task
 
@@ -25,6 +28,13 @@ def spread_step(x: torch.Tensor, y: torch.Tensor, logits: torch.Tensor) -> Step:
     return compiled("spread"), arguments, tokens
 
 
+def gate_step(key: torch.Tensor, query: torch.Tensor, value: torch.Tensor, out: torch.Tensor) -> Step:
+    """out (tokens, streams, n) = value (tokens, n) * sigmoid(sign(s) sqrt(max(|s|, 1e-6))), s = key . query / sqrt(n) of each
+    stream; key and query are (tokens, streams, n)."""
+    tokens, streams, n = key.shape
+    return compiled("gate"), dict(key=key, query=query, value=value, out=out, streams=streams, n=n), tokens * streams
+
+
 def pool_step(row: torch.Tensor, held: torch.Tensor, out: torch.Tensor, slot: int = 0) -> Step:
     """held[slot] = row (n,), and out (n,) = the mean of the rows of held (rows, n)."""
     rows, n = held.shape
@@ -34,7 +44,7 @@ def pool_step(row: torch.Tensor, held: torch.Tensor, out: torch.Tensor, slot: in
 @task
 def compiled(name: Static):
     """The task of a token."""
-    return {"mix": _mix, "spread": _spread, "pool": _pool}[name.value]
+    return {"mix": _mix, "spread": _spread, "pool": _pool, "gate": _gate}[name.value]
 
 
 def _mix(token, x, gates, out, streams, n, factor):
@@ -53,6 +63,18 @@ def _spread(token, x, y, logits, streams, n, factor):
         share = extract(sigmoid(broadcast(f32x16, logit)), 0) * f32(2)
         for at in range(4 * n * stream, 4 * n * (stream + 1), 64):
             store(x + at, load(f32x16, x + at) + load(f32x16, y + at - 4 * n * stream) * share)
+
+
+def _gate(row, key, query, value, out, streams, n):
+    key, query, out, value = key + 4 * n * row, query + 4 * n * row, out + 4 * n * row, value + 4 * n * (row // streams)
+    total = broadcast(f32x16, 0)
+    for at in range(0, 4 * n, 64):
+        total = fma(load(f32x16, key + at), load(f32x16, query + at), total)
+    score = reduce_add(total) / f32(math.sqrt(n))
+    root = f32(math.sqrt(max(abs(score), f32(1e-6))))
+    share = extract(sigmoid(broadcast(f32x16, root if score > 0 else -root if score < 0 else f32(0))), 0)
+    for at in range(0, 4 * n, 64):
+        store(out + at, load(f32x16, value + at) * share)
 
 
 def _pool(task, row, held, out, slot, rows, n, factor):

@@ -104,7 +104,8 @@ def _pieces(file, name: str, shape) -> tuple[int, int]:
     """(used, of): how many equal pieces of a tensor a token uses, and has it."""
     tied = "output.weight" not in file.tensors and file.metadata.get(f"{file.architecture}.attention.causal", True)
     if _ROWS.fullmatch(name) and not (name == "token_embd.weight" and tied):
-        return 1, shape[0]
+        ngrams = (count(file, "ple.ngram_size") - 1) * count(file, "ple.heads_per_ngram") if name.startswith("per_layer") else 1
+        return max(1, ngrams), shape[0]
     if _STACK.search(name) and len(shape) > 1:
         return min(shape[0], count(file, "expert_used_count", shape[0])), shape[0]
     return (shape[0], shape[0]) if len(shape) == 3 else (1, 1)

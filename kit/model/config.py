@@ -99,6 +99,9 @@ class Config:
             yield from ((name, (rope.dims // 2,), False) for name in rope.divisors)
         if self.per_layer:
             yield from (each[:3] for each in self.per_layer.model_tensors(self.vocabulary))
+        for layer in self.layers:
+            if ngrams := getattr(layer.mixer, "ngrams", None):
+                yield from (each[:3] for each in ngrams.model_tensors())
         for number, layer in enumerate(self.layers):
             yield from ((f"blk.{number}.{name}", shape, needed) for name, shape, needed, read in layer.tensors() if read)
         if self.hyper:

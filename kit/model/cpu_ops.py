@@ -12,6 +12,7 @@ from kit.cpu.operations import run
 from kit.gguf.names import layer_of
 from kit.model.attention import ATTENTION, variant_for
 from kit.model.forward import Ops
+from kit.model.layers.ngrams import TABLE
 
 
 class CpuOps(Ops):
@@ -84,6 +85,15 @@ class CpuOps(Ops):
 
     def index(self, layer, keys):
         self.cache.states[layer].index.write(self.cache.length, keys[:, None])
+
+    def ngram_rows(self, layer, x):
+        ngrams, state, start = self.config.layers[layer].mixer.ngrams, self.cache.states[layer]["tokens"], self.begin()
+        before = (state.long() - 1).tolist()
+        chosen = ngrams.chosen(self.tokens.tolist(), before)
+        rows = self.weights.rows(TABLE, torch.from_numpy(chosen.ravel())).float().view(len(chosen), -1)
+        state.copy_(torch.tensor([*before, *self.tokens.tolist()][-len(before) :], dtype=torch.float32, device="cpu") + 1)
+        self.end("embed", start, TABLE, nbytes=rows.nbytes)
+        return rows
 
     def index_blocks(self, layer, keys):
         mixer, start, cache, length = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer], self.cache.length

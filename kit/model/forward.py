@@ -21,7 +21,18 @@ class Ops(ABC):
 
     # Operations that see the positions or the states of a sequence: (layer, tensors with the tokens first). They are the only
     # ones, and what runs several sequences at once does each row of these by itself.
-    OF_SEQUENCE = ("rotate", "attend", "index", "index_blocks", "choose", "convolve", "delta_net", "kda", "mamba2")
+    OF_SEQUENCE = (
+        "rotate",
+        "attend",
+        "index",
+        "index_blocks",
+        "ngram_rows",
+        "choose",
+        "convolve",
+        "delta_net",
+        "kda",
+        "mamba2",
+    )
 
     def __init__(self, model):
         self.config, self.weights, self.trace, self.ropes = model.config, model.weights, model.trace, model.ropes
@@ -78,15 +89,21 @@ class Ops(ABC):
         self.end("norm", start, f"{name}.weight")
         return y
 
-    def convolve(self, layer: int, x, before=None, after=None, *, taps: str, silu=False, state="inputs") -> torch.Tensor:
+    def convolve(
+        self, layer: int, x, before=None, after=None, *, taps: str, silu=False, state="inputs", apart: int = 1
+    ) -> torch.Tensor:
         """A short convolution of x (tokens, channels) in a layer; before, after: factors of x and of the result.
 
         taps: the name of its weights, without ``blk.N.``; silu: whether that activation follows; state: which of the layer's
-        states has the last inputs."""
+        states has the last inputs; apart: tokens from one tap to the next."""
         start, state = self.begin(), self.state(layer)[state]
         name, out = f"blk.{layer}.{taps}", self.new(*x.shape)
         weights, bias = self.vector(f"{name}.weight"), self.vector(f"{name}.bias")
         weights = weights.reshape(-1, weights.shape[-1]).T.contiguous()
+        if apart > 1:
+            near = weights.new_zeros((len(weights) - 1) * apart + 1, weights.shape[1])
+            near[::apart] = weights
+            weights = near
         self.do("convolution", x, weights, state, out, bias, before, after, silu)
         self.end("convolution", start, f"{name}.weight", nbytes=2 * state.nbytes)
         return out
@@ -115,6 +132,13 @@ class Ops(ABC):
         """The mean over the streams of x * sigmoid(gates), both (tokens, streams, n): (tokens, n)."""
         start, out = self.begin(), self.new(len(x), x.shape[2])
         self.do("mix streams", x, gates, out)
+        self.end("streams", start)
+        return out
+
+    def gate_streams(self, key: torch.Tensor, query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """value (tokens, n) for each stream, gated by key . query of it, (tokens, streams, n), as kit.cpu.streams.gate_step."""
+        start, out = self.begin(), self.new(*key.shape)
+        self.do("gate streams", key, query, value, out)
         self.end("streams", start)
         return out
 
@@ -221,6 +245,10 @@ class Ops(ABC):
     @abstractmethod
     def index(self, layer: int, keys: torch.Tensor) -> None:
         """Remember the tokens' keys (tokens, elements) in the index of a layer."""
+
+    @abstractmethod
+    def ngram_rows(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+        """The rows that the tokens, of which x has a row each, choose of the n-gram table of a layer, (tokens, elements)."""
 
     @abstractmethod
     def index_blocks(self, layer: int, keys: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from kit.cpu.operations import Recording
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import blocks_of, find_tensor, layer_of
 from kit.model.forward import Ops, forward, scaled
+from kit.model.layers.ngrams import TABLE
 from kit.model.parts import Parts, RecordedMixture
 from kit.trace import Span
 
@@ -44,6 +45,7 @@ class Plan(Ops):
         self._choices: dict[int, list] = {}  # step -> what it sets: (step, argument, place, memory and bytes of expert 0)
         self._chosen = np.zeros((len(self.config.layers), self.config.experts_used), np.int64)
         self._vectors, self._biases = {}, {}  # by name; where an expert's begins -> (place, memory and bytes of expert 0)
+        self._ngrams: list = []  # of a layer with a table of n-grams: (its numbers, last tokens, steps, blocks)
         self._embedded: dict = {}  # step -> the blocks of which it takes a token's row
         self._mixtures, self._uses = [], []  # what kit.model.parts needs to know of each layer's experts
         self._logits = forward(self, self.config, slice(None))
@@ -58,6 +60,11 @@ class Plan(Ops):
         """Logits (1, vocabulary) after ``token``, whose keys and values are written to ``position`` of the cache."""
         for step, blocks in self._embedded.items():
             self.program.set([step], blocks=blocks[token])
+        for ngrams, state, steps, blocks in self._ngrams:
+            before = (state.long() - 1).tolist()
+            for step, row in zip(steps, ngrams.chosen([token], before)[0].tolist(), strict=True):
+                self.program.set([step], blocks=blocks.ctypes.data + row * blocks.shape[1])
+            state.copy_(torch.tensor([*before[1:], int(token)], dtype=torch.float32, device="cpu") + 1)
         self.program.move_to(position)
         self._parts_of.run(self.weights.experts) if self._parts_of else self.program.run()
         self._trace(position)
@@ -193,6 +200,14 @@ class Plan(Ops):
 
     def index(self, layer, keys):
         self.program.append(keys[:, None], self._cache.states[layer].index.history)
+
+    def ngram_rows(self, layer, x):
+        ngrams, info, first = self.config.layers[layer].mixer.ngrams, self.weights.info(TABLE), self.begin()
+        blocks, rows = self.weights.blocks(TABLE), self.new(1, len(ngrams.sizes) * info.shape[1])
+        steps = [self.do("dequantize", blocks[:1], FORMATS[info.qtype], row) for row in rows.split(info.shape[1], 1)]
+        self._ngrams.append((ngrams, self._cache.states[layer]["tokens"], steps, blocks))
+        self.end("embed", first, TABLE, nbytes=rows.nbytes)
+        return rows
 
     def index_blocks(self, layer, keys):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()

@@ -105,6 +105,8 @@ class Layer(NamedTuple):
 
     def _run_streams(self, ops, layer, x) -> None:
         """The same for x (tokens, streams * hidden_size)."""
+        if ngrams := getattr(self.mixer, "ngrams", None):
+            ngrams.run(ops, layer, x)
         for network, name in ((self.mixer, "hc_attn"), (self.feed_forward, "hc_ffn")):
             input, inject = self.hyper.before(ops, x, f"blk.{layer}.{name}")
             y = ops.zeros(input)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kit.cpu.shapes import LARGEST, state_shape
 from kit.model.layers.kind import STATE, Recurrent, Tensor, matrix, vector
+from kit.model.layers.ngrams import NGrams
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,9 @@ class DeltaNet(Recurrent):
     width: int  # tokens that the convolution sees
     grouped: bool = False
     sigmoids: bool = False  # what the heads give is multiplied by sigmoid(z); else by silu(z)
+    ngrams: NGrams | None = None  # a table of rows for the last tokens, of which this layer adds some to the residual first
 
-    named, metadata, spans = "delta net", (r"ssm\..+",), {"convolution": STATE, "delta net": STATE}
+    named, metadata, spans = "delta net", (r"ssm\..+|ple\..+",), {"convolution": STATE, "delta net": STATE}
     floats, drawn = ("ssm_conv1d.weight",), {"ssm_conv1d.weight": (0, 0.4), "ssm_a": (0, 0.5)}  # of ssm_a the log of -a
 
     @classmethod
@@ -36,6 +38,7 @@ class DeltaNet(Recurrent):
             width=keys.count("ssm.conv_kernel"),
             grouped=facts.family.grouped,
             sigmoids=facts.family.delta_sigmoids,
+            ngrams=NGrams.of(facts, layer),
         )
 
     @property
@@ -46,9 +49,11 @@ class DeltaNet(Recurrent):
     def problems(self):
         yield self.heads % self.key_heads == 0, f"{self.heads} heads of values, {self.key_heads} of keys"
         yield self.size <= LARGEST, f"heads of {self.size} elements"
+        yield from self.ngrams.problems() if self.ngrams else ()
 
     def tensors(self) -> Iterator[Tensor]:
         values = self.heads * self.size
+        yield from self.ngrams.tensors() if self.ngrams else ()
         yield from matrix("attn_qkv", self.channels, self.hidden_size)
         yield from matrix("attn_gate", values, self.hidden_size)
         yield Tensor("ssm_conv1d.weight", (self.channels, self.width))
@@ -65,7 +70,8 @@ class DeltaNet(Recurrent):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of what is remembered: the convolution's last inputs, and the matrices."""
-        return {"inputs": (self.width - 1, self.channels), "matrices": state_shape(self.heads, self.size, self.size)}
+        own = {"inputs": (self.width - 1, self.channels), "matrices": state_shape(self.heads, self.size, self.size)}
+        return own | (self.ngrams.shapes if self.ngrams else {})
 
     def run(self, ops, layer, x, input, after):
         block = f"blk.{layer}."
