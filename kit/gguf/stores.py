@@ -34,14 +34,14 @@ def _home(*parts: str) -> Path:
     return Path.home().joinpath(*parts)
 
 
-def _given(variable: str, *rest: str) -> list[Path]:
+def _given(folder: str | None, *rest: str) -> list[Path]:
     """The folder that a variable of the environment names; no folder where it is not set."""
-    return [Path(os.environ[variable]).expanduser().joinpath(*rest)] if os.environ.get(variable) else []
+    return [Path(folder).expanduser().joinpath(*rest)] if folder else []
 
 
 def _ollama_folders() -> list[Path]:
     system = [Path(root, ".ollama", "models") for root in ("/usr/share/ollama", "/var/lib/ollama", "/root")]
-    return _given("OLLAMA_MODELS") or [_home(".ollama", "models"), *system]
+    return _given(os.environ.get("OLLAMA_MODELS")) or [_home(".ollama", "models"), *system]
 
 
 def _lm_studio_folders() -> list[Path]:
@@ -55,15 +55,15 @@ def _lm_studio_folders() -> list[Path]:
 def _jan_folders() -> list[Path]:
     data = [_home(".local", "share", "Jan", "data"), _home(".config", "Jan", "data"),
             _home("Library", "Application Support", "Jan", "data"), _home("jan")]  # fmt: skip
-    roots = _given("JAN_DATA_FOLDER") or data
+    roots = _given(os.environ.get("JAN_DATA_FOLDER")) or data
     return [root.joinpath(*parts) for root in roots for parts in (("llamacpp", "models"), ("models",))]
 
 
 def _hub_folders() -> list[Path]:
     return (
-        _given("HF_HUB_CACHE")
-        or _given("HF_HOME", "hub")
-        or [next(iter(_given("XDG_CACHE_HOME")), _home(".cache")) / "huggingface" / "hub"]
+        _given(os.environ.get("HF_HUB_CACHE"))
+        or _given(os.environ.get("HF_HOME"), "hub")
+        or [next(iter(_given(os.environ.get("XDG_CACHE_HOME"))), _home(".cache")) / "huggingface" / "hub"]
     )
 
 
@@ -112,7 +112,7 @@ def _llama(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _llama_folders() -> list[Path]:
-    return _given("LLAMA_CACHE") or [platformdirs.user_cache_path("llama.cpp")]
+    return _given(os.environ.get("LLAMA_CACHE")) or [platformdirs.user_cache_path("llama.cpp")]
 
 
 def _files(folder: Path) -> Iterator[Path]:
