@@ -23,6 +23,7 @@ from kit.lab.engines.started import Started, changed
 from kit.lab.engines.watch import Holding
 from kit.lab.explaining import refused as refused_load
 from kit.lab.explaining import running_answer, running_words
+from kit.lab.explaining.causes import Cause
 from kit.lab.explaining.running import Running
 from kit.system import groups, usable_cores
 
@@ -355,6 +356,13 @@ def test_a_server_that_ends_meanwhile_is_an_error_of_one_line(smollm2):
         running.process.wait()
         with pytest.raises(ServerError, match="the connection broke"):
             _ = ran.windows
+
+
+def test_fewer_threads_are_no_first_advice_on_a_busy_machine():
+    """With neighbors, two threads that spin were a hundred times slower than eight that sleep."""
+    found = [Cause("memory", 0.02, 0.02, 0.02), Cause("threads", 0.03, 0.02, 0.04, "8 threads on 2 cores", "-t 2")]
+    assert running_words._change(found[1], found, 0.1).startswith("To change: -t 2.")
+    assert running_words._change(found[1], found, 1.0).startswith("First end the other processes, which used 1.0 cores")
 
 
 def test_pages_on_several_nodes_are_told():

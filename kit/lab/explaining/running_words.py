@@ -27,7 +27,7 @@ def sections(running: Running) -> Iterator[tuple[str, object, str]]:
     yield "causes", [plain(cause) for cause in found if cause.name != causes.PROMPT], ""
     worst = causes.largest(found)
     change = {"cause": worst.name, "of": worst.of, "remedy": worst.remedy} if worst else None
-    yield "change", change, _change(worst, found)
+    yield "change", change, _change(worst, found, _others(running))
     yield "faults", running.faults, _faults(running)
 
 
@@ -122,7 +122,7 @@ def _speed(running: Running, token, spread, share, received, asked, reported) ->
         text += f" The server reports {reported} tokens, and {received} came."
     if any(each.stopped for each in running.decodes):
         text += " The server stopped before the number that was asked for: only what came counts."
-    if (others := float(np.median([window.seen.others for window in running.windows]))) > BUSY:
+    if (others := _others(running)) > BUSY:
         text += f" Other processes used {others:.1f} cores meanwhile."
     return paragraph(text)
 
@@ -180,6 +180,11 @@ def _deep_told(running: Running) -> str:
     return text
 
 
+def _others(running: Running) -> float:
+    """Cores that other processes used meanwhile."""
+    return float(np.median([window.seen.others for window in running.windows]))
+
+
 def _seen(running: Running):
     return max((window.seen for window in running.windows), key=lambda seen: seen.seconds)
 
@@ -198,12 +203,19 @@ def plain(cause: Cause) -> dict:
     }  # fmt: skip
 
 
-def _change(worst: Cause | None, found: list[Cause]) -> str:
+def _change(worst: Cause | None, found: list[Cause], others: float = 0.0) -> str:
     if worst is None:
         return paragraph("To change: nothing that kit can see. No cause but memory and the server's own arithmetic takes a "
                          "tenth of the time; a smaller quantization reads fewer bytes.")  # fmt: skip
     total = sum(cause.seconds for cause in found if cause.of == worst.of)
     text = f"To change: {worst.remedy or 'see above'}. {worst.name.capitalize()} takes {worst.seconds / total:.0%} of the time "
+    if worst.name == "threads" and others > BUSY:
+        text = (
+            f"First end the other processes, which used {others:.1f} cores: threads that share their cores with others can be "
+        )
+        text += (
+            f"slower when they are fewer. Then change: {worst.remedy}. Threads take {worst.seconds / total:.0%} of the time "
+        )
     return paragraph(f"{text}of {'a token' if worst.of.startswith('decode') else 'a ' + worst.of}: {worst.evidence}.")
 
 
