@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import family_files
+import kind_files
 import model_files
 import pytest
 from click.testing import CliRunner
@@ -130,3 +131,16 @@ def test_generate_measures_it(hybrid):
     assert all(row["delta net"] > 0 for row in told)
     refused = CliRunner().invoke(cli.main, ["generate", "--tokens", "5", "--by-depth", "--cache", "all", str(hybrid)])
     assert refused.exit_code == 2 and "--by-depth has no effect here" in refused.output
+
+
+def test_choosing_positions_has_a_time_of_its_own(folder):
+    """Its bytes grow with the depth; those of what is attended to do not, from top_k positions on."""
+    with kit.open(kind_files.write(folder, "glm-dsa")) as file:
+        config = kit.Transformer(kit.Weights(file)).config
+        rows = depth.least(config, 1e6, 10.0, depths=(64, 1024))
+        measured = depth.measured(file, depths=(64,))[0]
+    choosing = [row["sparse latent" + depth.CHOOSING] * 1e10 for row in rows]
+    assert choosing == pytest.approx([2 * 64 * 4 * (n + 1) for n in (64, 1024)])
+    assert rows[0]["sparse latent"] == pytest.approx(rows[1]["sparse latent"])
+    assert measured["sparse latent"] > 0 and measured["sparse latent" + depth.CHOOSING] > 0
+    assert set(measured) == set(rows[0])

@@ -20,7 +20,7 @@ from kit.model.kvcache import KV_TYPES
 from kit.model.layers import KINDS
 
 DEPTHS = (64, 4096, 16384, 65536)
-REST = "weights and the rest"
+REST, CHOOSING = "weights and the rest", ", choosing"
 _SPANS = {span for kind in KINDS for span in kind.spans}
 _MOST = 512 << 20  # bytes of keys and values that are filled to measure a token
 _WARM, _SAMPLES = 2, 3  # tokens: the second records the program
@@ -36,13 +36,15 @@ def least(
 ) -> list[dict]:
     """The least seconds of a token per depth: the bytes of its weights (``nbytes``), of keys and values, and of states, which
     are read and written, at ``gbps``. ``times``: how many layers each layer represents. Keys: "positions", "by", a kind each,
-    REST, "token"."""
+    the same and CHOOSING for a kind that chooses positions, REST, "token"."""
     rows, width = [], KV_TYPES[kv]
     for depth in depths_of(config, depths):
-        moved = {
-            kind: times * sum(memory.read(depth + 1, width) + memory.written(width) for memory in memories)
-            for kind, memories in by_kind(config).items()
-        }
+        moved = {}
+        for kind, memories in by_kind(config).items():
+            index = times * width * sum(memory.indexed(depth + 1) for memory in memories)
+            moved[kind] = times * sum(memory.read(depth + 1, width) + memory.written(width) for memory in memories) - index
+            if any(memory.index for memory in memories):
+                moved[kind + CHOOSING] = index
         parts = {name: count / (gbps * 1e9) for name, count in (moved | {REST: nbytes}).items()}
         rows.append({"positions": depth, "by": "least"} | parts | {"token": sum(parts.values())})
     return rows
@@ -69,11 +71,13 @@ def _parts(step: DecodeStep) -> dict[str, float]:
         step.model.trace.clear()
         step.cache.back_to(step.mark)
         step.model.step([0], step.cache)
-        row, token = dict.fromkeys(by_kind(step.model.config), 0.0), 0.0
+        kinds = by_kind(step.model.config)
+        choosing = [kind + CHOOSING for kind, memories in kinds.items() if any(memory.index for memory in memories)]
+        row, token = dict.fromkeys([*kinds, *choosing], 0.0), 0.0
         for span in step.model.trace.spans:
             layer, seconds = layer_of(span.tensor) if span.layer < 0 else span.layer, (span.end - span.start) / 1e9
             if span.what in _SPANS:
-                row[kind_of(layers[layer].mixer)] += step.times * seconds
+                row[kind_of(layers[layer].mixer) + CHOOSING * (span.what == "choice")] += step.times * seconds
             if span.what == "token":
                 token += seconds
             elif layer >= 0:
