@@ -107,6 +107,38 @@ def finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+SCHEMA_VERSION = 1  # of what ``--json`` prints: a key that changes its meaning raises it, a new key does not
+_KEYS = {  # headings of tables -> keys
+    "a token, s": "seconds_per_token", "tok/s": "tokens_per_second", "read, B": "bytes_read_per_token", "GB/s": "gbps",
+    "slots a layer": "slots_per_layer", "bits of a weight": "bits_per_weight", "bytes of a token": "bytes_per_token",
+    "comes in": "load_seconds", "held": "held_bytes", "file pages": "file_pages_bytes", "in the file": "file_bytes",
+    "in float32": "float32_bytes", "size": "size_bytes", "peak": "peak_bytes", "resident": "resident_bytes",
+    "bytes hit": "byte_hit_rate", "bytes bound": "byte_hit_rate_bound",
+}  # fmt: skip
+_TRUTHS = {"yes": True, "no": False}
+
+
 def to_json(value) -> str:
-    """Plain data as the text that ``--json`` prints."""
-    return json.dumps(finite(value), indent=1, allow_nan=False)
+    """Plain data as the text that ``--json`` prints: an object with a schema_version, rows under ``rows``, keys without blanks
+    or commas, bytes as integers, yes and no as truths."""
+    plain = keyed(finite(value))
+    plain = {"schema_version": SCHEMA_VERSION} | (plain if isinstance(plain, dict) else {"rows": plain})
+    return json.dumps(plain, indent=1, allow_nan=False)
+
+
+def keyed(value, key: str = ""):
+    """Plain data with the keys and kinds of numbers that ``to_json`` promises."""
+    if isinstance(value, dict):
+        if key in ("metadata", "hyperparameters"):  # the file's own names
+            return {**value}
+        return {(name := key_of(each)): keyed(item, name) for each, item in value.items()}
+    if isinstance(value, list):
+        return [keyed(item, key) for item in value]
+    if isinstance(value, float) and key.endswith(("bytes", "bytes_per_token", "bytes_read_per_token")):
+        return round(value)
+    return _TRUTHS.get(value, value) if isinstance(value, str) and key.startswith("fits") else value
+
+
+def key_of(text) -> str:
+    """A heading as a key: letters, digits, dots, hyphens and underscores."""
+    return _KEYS.get(text) or re.sub(r"[^\w.+-]+", "_", str(text), flags=re.ASCII).strip("_")

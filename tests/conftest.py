@@ -33,6 +33,13 @@ os.environ.setdefault("KIT_PATIENCE", "0")  # the other half of the tests keeps 
 
 
 @pytest.fixture(autouse=True)
+def quiet(monkeypatch, request):
+    """Words do not depend on what else runs beside the tests; the fixture ``crowded`` says that something does."""
+    if "crowded" not in request.fixturenames:
+        monkeypatch.setattr("kit.lab.measuring.busy.Busy.seen", lambda self, others: self)
+
+
+@pytest.fixture(autouse=True)
 def close_figures():
     """Figures drawn by a test go with it."""
     yield

@@ -23,10 +23,11 @@ from kit.gguf.sources import largest_part
 from kit.gguf.trained import TRAINED
 from kit.lab.commands.cli import main
 from kit.lab.findings import expert_ways, offload
+from kit.lab.measuring.process import process_bytes
 from kit.lab.predicting import expert_caches as costs
 from kit.lab.predicting import routes, routing
 from kit.lab.predicting.bounds import stack_distances
-from kit.lab.predicting.expert_caches import PROCESS, ExpertBudget
+from kit.lab.predicting.expert_caches import ExpertBudget
 from kit.lab.synthetic.write import synthesize
 from kit.model.slot_layout import SlotLayout
 
@@ -43,16 +44,16 @@ def test_the_table_is_that_of_replays_on_the_second_half_and_the_bytes_give_the_
     told = json.loads(run.output)
     assert set(told) == documented.keys("experts")
     capture = routes.capture("qwen")
-    accesses, room = capture.requests(), 4 * GIB - PROCESS - int(capture.dense_bytes.sum())
+    accesses, room = capture.requests(), 4 * GIB - process_bytes() - int(capture.dense_bytes.sum())
     late, sizes = np.array(accesses.tokens) > 64, np.array(accesses.sizes)
     assert told["room_bytes"] == room and told["cycle_bytes"] == capture.cycle
     rows = {row["policy"]: row for row in told["policies"]}
     for name, policy in {"LRU": kit.LRU(room), "LFU": kit.LFU(room), "MIN": kit.MIN(room)}.items():
         hits = replay_hits(accesses, policy)[1][late]
         missed = sizes[late][~hits].sum() / 64
-        assert (rows[name]["hits"], rows[name]["read, B"]) == pytest.approx((hits.mean(), missed))
+        assert (rows[name]["hits"], rows[name]["bytes_read_per_token"]) == pytest.approx((hits.mean(), missed))
         used = told["dense_bytes"] + told["cycle_bytes"]
-        assert rows[name]["a token, s"] == pytest.approx(missed / 2e9 + used / told["read_gbps"] / 1e9)
+        assert rows[name]["seconds_per_token"] == pytest.approx(missed / 2e9 + used / told["read_gbps"] / 1e9)
     assert rows["hottest in hindsight, fixed"]["hits"] > rows["hottest of the first half, fixed"]["hits"]
     assert all(row["hits"] <= rows["MIN"]["hits"] for row in told["policies"])
     assert "LRU hits" in told["advice"] and "70%" in told["advice"]
@@ -68,7 +69,7 @@ def test_the_least_memory_is_the_least_that_reaches_the_speed():
         reached = [each.table(("LRU",))["tok/s"]["LRU"] for each in less]
         assert reached[0] >= speed > reached[1]
     assert budget.least_memory(1000) is None
-    assert budget.least_memory(1e-3) == dense + PROCESS + capture.expert_bytes.max()
+    assert budget.least_memory(1e-3) == dense + process_bytes() + capture.expert_bytes.max()
 
 
 def test_below_one_token_the_advice_says_so_and_when_all_fits_too():

@@ -435,7 +435,7 @@ def test_the_command_as_json(run, path, tmp_path):
     told = json.loads(result.stdout)
     assert set(told) == documented.keys("explain")
     assert told["runs"] and told["memory_bytes"] == 1 << 20
-    assert {row["policy"]: row["hit rate"] for row in told["policies"]}["Pinned"] == 0.5
+    assert {row["policy"]: row["hit_rate"] for row in told["policies"]}["Pinned"] == 0.5
     assert len(told["measured"]) >= 1 and all(found["seconds"] for found in told["measured"])
     limit = told["answer"]["limit"]
     assert limit["tokens_per_second"] == pytest.approx(1 / limit["seconds"]) and told["answer"]["reached"][0]["seconds"] > 0

@@ -290,7 +290,7 @@ def test_a_part_that_flips_below_a_claim_that_does_not_is_found(tmp_path):
     assert told.index("cold-inference") < told.index("    part"), "a part stands below its claim"
     assert f"{len(claims.load()) - 1} judged in none" in told
     found = CliRunner().invoke(cli.main, ["verify", str(a), str(b), "--json"])
-    assert found.exit_code == 1 and sum(row["flips"] for row in json.loads(found.output)) == 1
+    assert found.exit_code == 1 and sum(row["flips"] for row in json.loads(found.output)["rows"]) == 1
 
 
 def test_runs_of_two_experiments_are_not_compared(tmp_path):

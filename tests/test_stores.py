@@ -122,7 +122,7 @@ def test_kit_models_lists_each_with_its_fault(home, monkeypatch):
     ran = CliRunner().invoke(main, ["models", "--json"])
     seconds = time.process_time() - start
     assert ran.exit_code == 0, ran.output
-    rows = {row["name"]: row for row in json.loads(ran.stdout)}
+    rows = {row["name"]: row for row in json.loads(ran.stdout)["rows"]}
     assert set(rows) == {
         str(home / "kit" / "own.gguf"), "ollama:qwen2.5-coder:1.5b", "ollama:smol:latest", "ollama:me/mine:q4",
         "ollama:hf.co/owner/repo:Q4_K_M", "lmstudio:owner/repo/m-Q8_0.gguf", "lmstudio:other/repo/m-Q8_0.gguf",

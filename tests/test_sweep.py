@@ -221,7 +221,7 @@ def test_the_cells_of_a_killed_worker_run_again(grid_of, tmp_path):
         assert second.poll() is None and first.poll() is not None
     assert killed and not any(map(running, killed)), "the worker was to be killed with a notebook running"
     assert result.exit_code == 1, result.output  # one cell fails by itself
-    rows = {int(row["seed"]): row for row in json.loads(result.stdout)}
+    rows = {int(row["seed"]): row for row in json.loads(result.stdout)["rows"]}
     assert {seed: row["status"] for seed, row in rows.items()} == {1: "ok", 7: "ok", 9: "failed"}
     assert rows[9]["reason"] == "cell 5: AssertionError: nine"
     assert len(list(tmp_path.glob("started-*"))) == 4  # three cells, one of them twice

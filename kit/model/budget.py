@@ -38,6 +38,11 @@ class Budget(NamedTuple):
     slots: int
     whole: bool
 
+    @property
+    def held(self) -> int:
+        """Bytes that the process will hold at most."""
+        return self.process + self.history + self.page_cache + self.pinned + self.slots
+
     def __str__(self):
         parts = {"process": self.process, "context": self.history}
         if self.whole:

@@ -21,8 +21,8 @@ class Files(NamedTuple):
 
 
 MEMORY = {  # version -> files. Beyond memory.high the kernel stops a process until it has reclaimed: it limits as well.
-    1: Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file",)),
-    2: Files(("memory.max", "memory.high"), "memory.current", ("inactive_file",)),
+    1: Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+    2: Files(("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file")),
 }
 
 
@@ -64,7 +64,8 @@ def _mounts(controller: str) -> Iterator[tuple[int, str, Path]]:
 def memory(process: int | str = "self") -> list[tuple[int, int]]:
     """(limit, bytes free below it) of each group of a process that has a limit of memory.
 
-    Free is what is not in use, and the inactive pages of files, which the kernel drops before it kills.
+    Free is what is not in use, and the pages of files, which the kernel drops before it kills: a mapped model that was read
+    twice is active, and is dropped as well.
     """
     limits = []
     for version, folder in own("memory", process):

@@ -34,8 +34,10 @@ def command(routes, model, memory, disk, as_json, report):
 
     import kit
     from kit.errors import CacheError
-    from kit.lab.measuring import state
+    from kit.lab.measuring import measurements, state
+    from kit.lab.measuring.busy import watching
     from kit.lab.measuring.disk import random_gbps
+    from kit.lab.measuring.process import process_bytes
     from kit.lab.predicting import routing
     from kit.lab.predicting.expert_caches import ExpertBudget, dense_bytes
     from kit.lab.predicting.routes import CAPTURES, read_routes, request_bytes
@@ -68,6 +70,7 @@ def command(routes, model, memory, disk, as_json, report):
         routed = routing.given(routes, model or "")
         dense, each = (dense_bytes(file), request_bytes(file)) if file else (int(routed.dense_bytes.sum()), 0)
         large = file and file.largest
+        process = process_bytes(file or None)
     if drawn:
         basis.append(
             f"simulated routing, because no record was given: {len(routed.decoded)} tokens that use {routed.used:.0f} of "
@@ -83,19 +86,30 @@ def command(routes, model, memory, disk, as_json, report):
         basis.append(f"disk of the model, measured: {speed:.2f} GB/s with direct reads of one expert's matrix each")
     elif speed is None:
         basis.append("disk speed unknown: give --disk 2GB/s, or MODEL, to see seconds")
-    read = state.probe_state().read_gbps
-    basis.append(f"memory, measured now: {read:.1f} GB/s; each byte is read once, arithmetic is free, nothing overlaps")
-    budget = ExpertBudget(routed, room, dense, speed, read)
+    with watching() as busy:
+        now = state.probe_state().read_gbps
+    best = measurements.shared().best(measurements.READ, "GB/s")
+    read = max([now, *(best.samples if best else ())])
+    known = f", the best known of this machine, of {best.at[:10]}; now {now:.1f}" if read > now else ", measured now"
+    basis.append(f"memory: {read:.1f} GB/s{known}; each byte is read once, arithmetic is free, nothing overlaps")
+    budget = ExpertBudget(routed, room, dense, speed, read, process)
     table = budget.table()
-    least = {f"{rate} tok/s": budget.least_memory(rate) for rate in SPEEDS} if speed else {}
+    least = [{"tokens_per_second": rate, "bytes": budget.least_memory(rate)} for rate in SPEEDS] if speed else []
+    measured = disk is None and path  # a speed that the user gives is no measurement, and judged on any machine
+    if busy and (measured or read == now):
+        least = None
     facts = {
         "routes": routed.name, "decoded": len(routed.decoded), "prompt": routed.prompt, "layers": routed.layers,
         "experts": routed.experts, "used": routed.used, "cycle_bytes": routed.cycle, "memory_bytes": room,
         "room_bytes": budget.room, "judged": budget.split()[2],
         "dense_bytes": dense, "disk_gbps": speed, "read_gbps": read, "basis": basis,
-        "policies": table.reset_index().to_dict("records"), "least_memory_bytes": least, "advice": budget.advice(table),
-    }  # fmt: skip
-    click.echo(to_json(finite(facts)) if as_json else "\n".join(_lines(facts)))
+        "policies": table.reset_index().to_dict("records"), "least_memory": least,
+        "advice": _NONE if least is None else budget.advice(table), "process_bytes": budget.process,
+    } | busy.facts  # fmt: skip
+    click.echo(to_json(finite(facts)) if as_json else "\n".join([*filter(None, [busy.line]), *_lines(facts)]))
+
+
+_NONE = "No advice: the machine is busy. Ask again when nothing else runs."
 
 
 def _lines(facts):
@@ -103,7 +117,8 @@ def _lines(facts):
 
     yield f"{facts['routes']}: {facts['decoded']} decoded tokens, {facts['used']:.3g} of {facts['experts']} experts per layer"
     yield (
-        f"{format_bytes(facts['memory_bytes'])}: {format_bytes(facts['dense_bytes'])} dense weights first, "
+        f"{format_bytes(facts['memory_bytes'])}: {format_bytes(facts['process_bytes'])} for the process, "
+        f"{format_bytes(facts['dense_bytes'])} for dense weights, "
         f"{format_bytes(facts['room_bytes'])} for experts; one token uses {format_bytes(facts['cycle_bytes'])} of experts"
     )
     yield f"hits are counted in the last {facts['judged']} tokens; the prompt and the first half fill the cache"
@@ -115,7 +130,8 @@ def _lines(facts):
         hits, read = f"{row['hits']:.1%}", format_bytes(row["read, B"])
         yield f"{row['policy']:<34}{row['slots a layer']:>14.1f}{hits:>8}{read:>15}{time:>11}{speed:>9}"
     yield ""
-    for speed, least in facts["least_memory_bytes"].items():
+    for goal in facts["least_memory"] or ():
+        least, speed = goal["bytes"], f"{goal['tokens_per_second']} tok/s"
         yield f"{speed:<10} needs {format_bytes(least) if least else 'faster memory or a faster disk'}"
     yield ""
     yield from (f"based on: {line}" for line in facts["basis"])

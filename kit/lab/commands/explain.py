@@ -198,6 +198,7 @@ def _explain(file, as_json, everything, **how):
                 from kit.lab.explaining import sentences
                 from kit.lab.explaining.study import Study
                 from kit.lab.measuring import limits
+                from kit.lab.measuring.busy import watching
                 from kit.lab.measuring.machine import probe
                 from kit.lab.predicting.room import room_for_weights
 
@@ -211,11 +212,13 @@ def _explain(file, as_json, everything, **how):
                 beside.close()
                 study.minute += time.perf_counter() - study.began  # compiling takes nothing of it
 
-            for key, value, text in sentences.sections(study, compiled, everything):
-                if key:
-                    plain[key] = value
-                if text and not as_json:
-                    click.echo(text + "\n")
+            with watching(study.busy):
+                for key, value, text in sentences.sections(study, compiled, everything):
+                    if key:
+                        plain[key] = value
+                    if text and not as_json:
+                        click.echo(text + "\n")
+            plain |= study.busy.facts
     except KeyboardInterrupt:
         click.echo("stopped; results so far are above", err=True)
     if as_json:

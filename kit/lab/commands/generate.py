@@ -103,6 +103,8 @@ def command(
 
     import kit
     from kit.gguf.foreign import check_language_model
+    from kit.lab.measuring.busy import watching
+    from kit.lab.measuring.process import has_run, process_bytes
     from kit.lab.predicting.routes import geometry_of, of_spans, write_routes
     from kit.lab.progress import PromptTrace
     from kit.lab.prompts import chat_ids, ids_of, text_of
@@ -137,7 +139,9 @@ def command(
     if memory:
         prompt = tokenizer_of(opened).encode(prompt) if isinstance(prompt, str) else prompt
         context = context or min(read_config(opened).context, len(prompt) + max_tokens)
-        weights, budget = weights_within(opened, memory, policy, trace, context=context, kv_dtype=kv)
+        weights, budget = weights_within(
+            opened, memory, policy, trace, context=context, kv_dtype=kv, process=process_bytes(opened)
+        )
         slots, bounded = weights.experts, kit.Transformer(weights, attention, linear, context, kv)
 
         def start(policy, *given, trace=None, **more):
@@ -148,21 +152,23 @@ def command(
     some = some[:1] * len(some) if slots else some  # one token uses few experts, so few are read for the warm-up
     start(kept if pins else kit.NoCache(), some, min(max_tokens, 3), stop_at_end=False, trace=trace)
     warm = time.perf_counter() - begun
+    has_run(opened)
     trace.clear()
     if slots:
         slots.forget()
     if not as_json:
         trace.begin()
     try:
-        answer = start(
-            kept,
-            prompt,
-            max_tokens,
-            on_text=None if as_json or tokens is not None else lambda text: click.echo(text, nl=False),
-            stop_at_end=not ignore_end,
-            trace=trace,
-            **sampling,
-        )
+        with watching(before=False) as busy:
+            answer = start(
+                kept,
+                prompt,
+                max_tokens,
+                on_text=None if as_json or tokens is not None else lambda text: click.echo(text, nl=False),
+                stop_at_end=not ignore_end,
+                trace=trace,
+                **sampling,
+            )
     finally:
         trace.end()
     if routes:
@@ -186,22 +192,24 @@ def command(
     how = "compressed tiles" if opened.compressed else linear
     speed = answer.speed() | {
         "peak_memory_bytes": peak,
-        **bound_of(answer, bool(memory)),
+        **bound_of(answer, bool(memory), busy),
+        **busy.facts,
         "linear": how,
         "cache": held,
         "via": via,
         "kernels_seconds": warm,
         "memory": budget and str(budget),
+        "plan_bytes": budget and budget.held,
         "experts": slots and asdict(slots.stats) | {"hit_rate": slots.stats.hit_rate, "waited_seconds": slots.waited},
         "depths": _depths(opened, linear, kv) if by_depth else [],
         "pages": opened.reading_again.told if opened.reading_again else [],
-        "faster": _faster(opened) if linear == "fused" and via == "kit's own pass" and not memory else "",
+        "faster": _faster(opened) if linear == "fused" and via == "kit's own pass" and not memory and not busy else "",
     }
     if as_json:
         click.echo(to_json({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed))
     else:
         click.echo("" if tokens is None else answer.text or " ".join(map(str, answer.tokens)))
-        click.echo("\n".join(lines_of(answer, speed)), err=True)
+        click.echo("\n".join(lines_of(answer, speed, busy.line)), err=True)
 
 
 def choice_of(names) -> str:

@@ -45,6 +45,7 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
     import kit
     from kit.errors import ModelError
     from kit.gguf.foreign import check_language_model
+    from kit.lab.measuring.busy import watching
     from kit.lab.predicting import perplexity
     from kit.lab.predicting.quality import Precision, model_of, rounding_to
     from kit.model.architectures import ARCHITECTURES
@@ -87,16 +88,20 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
             raise ModelError(f"{opened.path}: --context {context} is too large: the model's windows have 2 to {most} tokens")
         context = context or min(512, most)
         ids = perplexity.encode(tokenizer, words, tokens)
-        result = perplexity.perplexity(model, ids, tokenizer.bos, context, stride, progress=not as_json)
+        with watching(before=False) as busy:
+            result = perplexity.perplexity(model, ids, tokenizer.bos, context, stride, progress=not as_json)
     facts = {
         "perplexity": result.value, "error": result.error, "tokens": len(result.surprisal), "context": context,
         "stride": stride or context // 2, "text": text or "pydoc_data.topics", "linear": linear, "dtype": dtype,
         "kv": kv, "memory": memory and str(budget), "seconds": result.seconds,
         "tokens_per_second": result.passed / result.seconds,
+        **busy.facts,
     }  # fmt: skip
     if as_json:
         click.echo(to_json(facts))
         return
+    if busy:
+        click.echo(busy.line, err=True)
     click.echo(f"{result.value:.3f} ± {result.error:.3f}")
     click.echo(
         f"{facts['tokens']} tokens of {facts['text']}, windows of {context} every {facts['stride']}; "

@@ -56,7 +56,7 @@ def diff_command(a, b, confidence, everything, as_json):
 
     \b
     kit report diff results/before results/after
-    kit report diff results/before results/after --json | jq '.[] | select(.state == "changed")'
+    kit report diff results/before results/after --json | jq '.rows[] | select(.state == "changed")'
 
     Exit code: 0 success (nothing changed), 1 a quantity or verdict changed, 2 error.
     """  # fmt: skip

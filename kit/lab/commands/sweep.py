@@ -103,7 +103,9 @@ def _perform(run, client, cells, out, timeout, progress):
 def _print(table, as_json):
     """The table; on a terminal without the columns that do not vary."""
     if as_json:
-        click.echo(table.to_json(orient="records", indent=1))
+        from kit.units import to_json
+
+        click.echo(to_json(table.to_dict("records")))
         return
     varies = [name for name in table if name in ("status", "seconds") or table[name].nunique(dropna=False) > 1]
     click.echo(table[varies or ["status"]].to_string(index=False, na_rep="", float_format=lambda value: f"{value:.4g}"))

@@ -12,6 +12,7 @@ from kit.lab.engines.processes import ENGINES
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.study import Study
 from kit.lab.measuring import pages
+from kit.lab.measuring.busy import apart
 from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.minutes import Share, compared
 from kit.lab.measuring.state import BUSY
@@ -87,7 +88,7 @@ def reached(study: Study) -> list[Reached]:
             ways.append(Reached(way.label, way, prediction.seconds, None, None, 0.0))
         else:
             row = Reading(way.label, "", real.samples, machine="")
-            ways.append(Reached(way.label, way, real.seconds, *row.spread, 2 * BUSY * real.disturbed))
+            ways.append(Reached(way.label, way, real.seconds, *row.spread, real.others))
     return sorted(ways, key=lambda each: each.seconds)
 
 
@@ -107,7 +108,7 @@ def gather(study: Study) -> dict:
     default = next((each for each in ways if each.way == study.predictions[0].way), None)
     best = ways[0] if ways else None
     change = None
-    if best and default and best.way != default.way and default.seconds / best.seconds >= _WORTH:
+    if best and default and not study.busy and _gains(best, default):
         change = {
             "way": best.name,
             "times": default.seconds / best.seconds,
@@ -135,33 +136,43 @@ def gather(study: Study) -> dict:
         "peer": (other := peer(study))
         and other._asdict() | {"way": None, "tokens_per_second": 1 / other.seconds} | _mbu(study, other),
         "change": change,
-        "command": command(study, best.way) if best else "",
+        "command": command(study, best.way) if best and not study.busy else "",
         "fits": study.room.fits,
     }  # fmt: skip
 
 
+def _gains(best: Reached, default: Reached) -> bool:
+    """Whether a way is worth a change: faster by more than noise, and by more than the intervals of both where both were
+    measured."""
+    if best.way == default.way or default.seconds / best.seconds < _WORTH:
+        return False
+    return apart((best.low, best.high), (default.low, default.high)) if best.measured and default.measured else True
+
+
 def told(study: Study) -> list[str]:
-    """The answer in lines of text; the last is the command."""
-    ways, other, limits = reached(study), peer(study), study.limits
+    """The answer in lines of text; the last is the command. On a busy machine it has no share of the limit and no advice."""
+    ways, other = reached(study), peer(study)
     nbytes, least = bytes_used(study.read), study.least_now
     lines = [f"At most {1 / least:.3g} tokens per second now: a token reads {format_bytes(nbytes)}, and {_bandwidth(study)}."]
     lines[0] += _best_minutes(study)
-    if not study.room.fits:
+    if study.busy:
+        lines = [f"A token reads {format_bytes(nbytes)}; {_bandwidth(study)}."]
+    elif not study.room.fits:
         lines = [f"At most {1 / least:.3g} tokens per second within this memory: a token reads {format_bytes(nbytes)}."]
     if study.map_found:
         lines.append(pages.told(study.map_found, study.map_speed, nbytes, command(study, BLOCKS) or "kit generate FILE"))
     exact = next((each for each in ways if each.way.precision == "float32"), None)
     if exact:
-        lines.append(f"kit reaches {exact.told} exactly, {_by(exact)}, {_share(study, exact)}.")
+        lines.append(f"kit reaches {exact.told} exactly, {_by(exact)}{_part(study, exact)}.")
     for precision in _ROUNDED:
         if rounded := next((each for each in ways if each.way.precision == precision), None):
             lost = quality.lost(precision, _qualities(study))
-            lines.append(f"With {precision} it reaches {rounded.told}, {_share(study, rounded)}: {lost}.")
+            lines.append(f"With {precision} it reaches {rounded.told}{_part(study, rounded)}: {lost}.")
     if not study.room.fits:
         lines.append(_short(study))
     lines.append(_beside(study, exact, other))
-    if limits.others > BUSY:
-        lines.append(f"Other processes use {limits.others:.1f} cores: close them and ask again with `--again`.")
+    if study.busy:
+        return [study.busy.line, *filter(None, lines), "No advice: close what else runs, and ask again with `--again`."]
     return [line for line in lines if line] + _change(study, ways)
 
 
@@ -199,17 +210,23 @@ def _share(study: Study, each: Reached) -> str:
     return share(study, each).told.replace("of it", "of the limit")
 
 
-def _mbu(study: Study, each: Reached) -> dict[str, float]:
-    """The share as data: ``mbu``, memory bandwidth utilization, with its 95 % interval."""
-    return dict(zip(("mbu", "mbu_low", "mbu_high"), share(study, each), strict=True))
+def _part(study: Study, each: Reached) -> str:
+    """The share after a comma; "" on a busy machine."""
+    return "" if study.busy else f", {_share(study, each)}"
+
+
+def _mbu(study: Study, each: Reached) -> dict[str, float | None]:
+    """The share as data: ``mbu``, memory bandwidth utilization, with its 95 % interval; None on a busy machine."""
+    shares = [None] * 3 if study.busy else share(study, each)
+    return dict(zip(("mbu", "mbu_low", "mbu_high"), shares, strict=True))
 
 
 def _beside(study: Study, exact: Reached | None, other: Reached | None) -> str:
     """Where llama.cpp is, in a sentence; "" where it cannot be compared with what the kit ran."""
     if reason := ENGINES[PEER].missing():
         return f"llama.cpp is {reason}."
-    busy = max([row.others for row in study.engines.values()], default=0.0)
-    if busy > BUSY:
+    busy = study.busy.others
+    if study.busy:
         return f"llama.cpp is not compared: the machine is busy, other processes used {busy:.1f} cores."
     if other is None:
         return ""
@@ -265,10 +282,11 @@ def _change(study: Study, ways: list[Reached]) -> list[str]:
         return ["Nothing that a command runs stays within this memory."]
     default = next((each for each in ways if each.way == study.predictions[0].way), None)
     best, times = ways[0], default.seconds / ways[0].seconds if default else 0.0
+    gains = default is None or _gains(best, default)
     rounds = best.way.rounds
-    if rounds and times < _WORTH:
+    if not gains:
         best = default or best
-    if rounds and times >= _WORTH:
+    if rounds and gains:
         none = "not measured" if isinstance(study.__dict__.get("quality"), str) else "measured below"
         lost = f"KL {kl}" if (kl := _kl(study, best.way.precision)) else none
         what = f"take {best.way.precision}, {times:.2f} times as fast"

@@ -22,7 +22,7 @@ from kit.units import format_bytes, format_seconds
 @dataclass(frozen=True)
 class Measured:
     """A measured way. ``samples``: seconds of each token after the first. ``hit_rate``: of those. ``resident``: bytes.
-    ``result``: logits of the last token, or the products of a walk, to compare ways. ``disturbed``: whether other processes
+    ``result``: logits of the last token, or the products of a walk, to compare ways. ``others``: cores that other processes
     used the cores meanwhile."""
 
     way: Way
@@ -30,7 +30,12 @@ class Measured:
     hit_rate: float | None
     resident: int
     result: torch.Tensor = field(repr=False, compare=False)
-    disturbed: bool = False
+    others: float = 0.0
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes disturbed it."""
+        return self.others > state.BUSY
 
     @property
     def seconds(self) -> float:
@@ -58,8 +63,8 @@ def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measur
             result = replace(result, samples=result.samples[tokens // 2 :])
         return result
 
-    measured, disturbed = state.undisturbed(once, tries)
-    return replace(measured, disturbed=disturbed)
+    measured, others = state.undisturbed(once, tries)
+    return replace(measured, others=others)
 
 
 def run(way: Way, weights, steps, tokens: int) -> Measured:

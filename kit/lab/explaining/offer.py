@@ -2,6 +2,7 @@
 
 from kit.errors import KitError
 from kit.lab.engines.compared import PROGRAM
+from kit.lab.measuring.busy import apart
 from kit.lab.measuring.measurements import Readings, digest_of, settings, shared
 from kit.lab.predicting import quality
 from kit.lab.predicting.losses import format_kl
@@ -22,7 +23,7 @@ def faster(file, store: Readings | None = None) -> str:
     exact = store.known(BLOCKS.label, digest, settings())
     for way in BLOCK_WAYS[:0:-1]:  # the one that rounds most first
         ours, taken = losses.get(way.precision), store.known(way.label, digest, settings())
-        if not exact or not taken or not ours or exact.median < _WORTH * taken.median:
+        if not exact or not taken or not ours or exact.median < _WORTH * taken.median or not apart(taken.spread, exact.spread):
             continue
         if theirs and ours["kl"] <= _NEAR * theirs["kl"] + ours["kl_error"] + theirs["kl_error"]:
             kl, peer = (format_kl(row["kl"], row["kl_error"]) for row in (ours, theirs))

@@ -26,6 +26,7 @@ from kit.lab.engines.processes import Process
 from kit.lab.explaining.peers import prompt_of
 from kit.lab.explaining.to_measure import ENGINE_WAYS
 from kit.lab.measuring import measurements, state
+from kit.lab.measuring.busy import Busy
 from kit.lab.predicting import divergence, quality
 from kit.lab.predicting.losses import format_kl
 from kit.lab.predicting.ways import BY_QUANTS
@@ -74,7 +75,7 @@ def study(
                 read, one["kl"], one["kl_error"], one["same"], memory[path, way], others, False, *keys[path],
             ))  # fmt: skip
     table = pd.DataFrame(rows, columns=["file", *COLUMNS, *KEY]).set_index("file")
-    return table.assign(best=front(table["speed"].to_numpy(), table["kl"].to_numpy()))
+    return table.assign(best=front(table["speed"].to_numpy(), table["kl"].to_numpy()) & (not busy_of(table)))
 
 
 def named(text: str) -> list[Path]:
@@ -141,10 +142,15 @@ def front(speed: np.ndarray, kl: np.ndarray) -> np.ndarray:
     return ~(faster & closer & better).any(1)
 
 
+def busy_of(table: pd.DataFrame) -> Busy:
+    """What other processes used while the table was measured."""
+    return Busy(float(table["others"].max()))
+
+
 def advice(table: pd.DataFrame) -> str:
     """The answer in a sentence: the fastest row whose loss is small, and what it gives up."""
-    if table["others"].iloc[0] > state.BUSY:
-        return f"No answer: other processes used {table['others'].iloc[0]:.1f} cores. Run it again on a quiet machine."
+    if busy_of(table):
+        return f"{busy_of(table).line} Run it again when nothing else runs."
     whole = table[(table["kl"] < SMALL) & table["best"]]
     if whole.empty:
         return f"None: every file loses more than {SMALL} nats to the exact one."

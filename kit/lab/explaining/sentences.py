@@ -138,6 +138,8 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     rows = lambda frame: frame.reset_index().to_dict("records")  # noqa: E731
     table = lambda title, frame: f"{title}\n{as_text(formatted(frame))}"  # noqa: E731
     more = lambda title, frame: table(title, frame) if everything else ""  # noqa: E731
+    if said := bool(study.busy):
+        yield "", None, study.busy.line
     yield "", None, paragraph(what(study))
     yield "contexts", study.contexts, ""
     yield "file", {key: value for key, value in study.facts.items() if key not in ("metadata", "tensor_table")}, ""
@@ -147,21 +149,25 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     measure_engines(study)
     if not study.engines:
         study.measure_best()
-    yield "answer", answer.gather(study), "\n".join(map(_wrapped, answer.told(study)))
-    if text := beside_kit.flags(study):
+    lines = answer.told(study)
+    lines = lines[1:] if said and lines[0] == study.busy.line else lines
+    yield "answer", answer.gather(study), "\n".join(map(_wrapped, lines))
+    if text := "" if study.busy else beside_kit.flags(study):
         yield "", None, paragraph(text)
     data, text = beside_kit.prompt(study)
-    yield "prompt", data, paragraph(text) if text else ""
+    yield "prompt", data, paragraph(text) if text and not study.busy else ""
     yield "", None, f"DOES IT FIT?\n{paragraph(fits(study))}"
     title = "WHERE A TOKEN'S TIME GOES, from the file's blocks"
-    yield "parts", rows(data := study.parts()), table(title, data)
+    data = study.parts().assign(share=None) if study.busy else study.parts()
+    yield "parts", rows(data), "" if study.busy else table(title, data)
     data = study.depths()
     title = f"A TOKEN BY DEPTH (float32 KV cache; least: its bytes at {study.read_gbps:.1f} GB/s)"
     yield "depths", data, table(title, depth.table(data)) if data else ""
     study.measure_best()
     data = study.advice()
     title = "WHAT TO CHANGE (first, what kit generate does by itself; memory of the whole process)"
-    yield "advice", rows(data), table(title, short(data if everything else _shown(data)))
+    shown = "" if study.busy else table(title, short(data if everything else _shown(data)))
+    yield "advice", rows(data.assign(faster=None) if study.busy else data), shown
     yield "machine", {key: value for key, value in asdict(study.machine).items() if key not in ("samples", "methods")}, ""
     part = study.part or study
     run = {"runs": not part.order.reason, "reason": part.order.reason, "left_out": list(study.order.left_out)}

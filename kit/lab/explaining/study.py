@@ -24,6 +24,7 @@ from kit.lab.explaining import depth, peers, tables
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.measured_ways import Measured
 from kit.lab.measuring import pages
+from kit.lab.measuring.busy import Busy
 from kit.lab.measuring.limits import KnownLimits
 from kit.lab.measuring.machine import Machine
 from kit.lab.measuring.measurements import Reading, Readings, shared
@@ -60,7 +61,8 @@ class Study:
     Of a file whose layers would take minutes a sample is run and measured, unless ``thorough``; ``cut``: the layers that
     ``file`` was cut to. ``minute``: seconds after which no further way is measured, the compiling of kernels not counted.
     ``store``: of measurements, read and written; ``again``: measure what it has, too; ``by``: who measures. ``name``: of the
-    file in commands; "": its path. ``folder``: of a run, whose other pages' costs of single uses are read.
+    file in commands; "": its path. ``folder``: of a run, whose other pages' costs of single uses are read. ``busy``: what
+    other processes used.
     """
 
     file: object
@@ -84,6 +86,7 @@ class Study:
     by: str = "kit explain"
     name: str = ""
     folder: Path | None = None
+    busy: Busy = field(default_factory=Busy)
 
     def __post_init__(self):
         check_model(self.file)
@@ -104,7 +107,9 @@ class Study:
         if not self.cut:
             self.say("measuring this machine")
         limits = self.probe()
-        return limits if isinstance(limits, KnownLimits) else KnownLimits(limits, limits.read_gbps)
+        limits = limits if isinstance(limits, KnownLimits) else KnownLimits(limits, limits.read_gbps)
+        self.busy.seen(limits.others)
+        return limits
 
     @cached_property
     def map_found(self) -> pages.MapSpeed | None:
@@ -123,7 +128,9 @@ class Study:
     @cached_property
     def machine(self) -> Machine:
         """This machine at its best known bandwidth, and the file's map at its share of that."""
-        return pages.with_map(self.limits.machine, self.map_speed)
+        found = [speed for speed in (self.map_found, self.map_speed) if speed]
+        seen = max([self.limits.machine.read_gbps, *(max(speed.gbps, speed.memory_gbps) for speed in found)])
+        return pages.with_map(replace(self.limits.machine, read_gbps=seen), self.map_speed)  # whatever read faster is the limit
 
     @cached_property
     def runs(self) -> bool:
@@ -140,7 +147,9 @@ class Study:
             return {}
         self.settle()
         self.say("measuring a token with each engine")
-        return peers.readings(self.file, self.by, self.store, self.again)
+        rows = peers.readings(self.file, self.by, self.store, self.again)
+        self.busy.seen(max((row.others for row in rows.values()), default=0.0))
+        return rows
 
     def settle(self) -> None:
         """Wait until the file is mapped by large pages, if it is being read again for that (kit.gguf.large_pages)."""

@@ -194,15 +194,10 @@ def once(store: Readings, way: str, file: str, measure, by: str, busy: bool = Fa
     known = None if again else store.known(way, file, settings(), busy=busy)
     if known:
         return known
-    samples, disturbed = measure()
-    reading = Reading(way, file, tuple(samples), "s", settings(), cores_of(disturbed), by)
+    samples, others = measure()
+    reading = Reading(way, file, tuple(samples), "s", settings(), others, by)
     note(store, reading)
     return reading
-
-
-def cores_of(disturbed: bool) -> float:
-    """Cores for ``others`` where only a flag is known: more than BUSY, or none."""
-    return 2 * BUSY * bool(disturbed)
 
 
 def disagreements(rows: Iterable[Reading]) -> list[tuple[Reading, Reading]]:

@@ -1,30 +1,33 @@
 """What `kit generate` says of its speed on standard error."""
 
 from kit.lab.measuring import measurements, state
+from kit.lab.measuring.busy import Busy
 from kit.system import memory_available
 from kit.units import format_bytes, format_seconds
 
 _FREE = 1 << 30  # bytes without which nothing is measured: a probe takes 192 MiB
 
 
-def bound_of(answer, limited: bool):
+def bound_of(answer, limited: bool, busy: Busy | bool = False):
     """The GB/s at which memory reads, the best known of this machine or else now, and the tokens per second that allows. Now is
-    not measured where memory is ``limited`` or short: the probe would take of it."""
+    not measured where memory is ``limited`` or short: the probe would take of it. On a ``busy`` machine there is no bound."""
     known = measurements.shared().best(measurements.READ, "GB/s")
     now = [] if limited or memory_available() < _FREE else [state.probe_state().read_gbps]
     read = max([*now, *(known.samples if known else ())], default=None)
     decoded = answer.nbytes[1:]
     least = sum(decoded) / len(decoded) / (read * 1e9) if decoded and read else 0
-    return {"read_gbps": read, "decode_bound_tokens_per_second": 1 / least if least else None}
+    return {"read_gbps": read, "decode_bound_tokens_per_second": 1 / least if least and not busy else None}
 
 
-def lines_of(answer, speed):
+def lines_of(answer, speed, first: str = ""):
     """The lines of ``speed``, which is kit.model.generate.Generation.speed with what the command adds."""
 
     def rate(name):
         return f"{speed[f'{name}_tokens_per_second']:10.2f} tok/s {speed[f'{name}_gb_per_second']:8.1f} GB/s read"
 
     yield ""
+    if first:
+        yield first
     yield f"kernels      {format_seconds(speed['kernels_seconds']):>10}   warm-up: kernels compiled or loaded, file read"
     yield f"first token  {format_seconds(answer.ttft):>10}"
     yield f"prefill    {rate('prefill')}   {len(answer.prompt)} tokens"

@@ -101,13 +101,13 @@ def seconds_of_others(own: Iterable[psutil.Process]) -> float:
     return busy - sum(times.user + times.system for times in (process.cpu_times() for process in own))
 
 
-def undisturbed(take: Callable[[], object], tries: int) -> tuple[object, bool]:
-    """(``take()``, whether other processes disturbed it), repeated at most ``tries`` times until they do not."""
+def undisturbed(take: Callable[[], object], tries: int) -> tuple[object, float]:
+    """(``take()``, cores of others that disturbed it, 0 where none did), repeated at most ``tries`` times until none do."""
     for _ in range(tries):
-        taken, _, disturbed = watched(take)
+        taken, others, disturbed = watched(take)
         if not disturbed:
             break
-    return taken, disturbed
+    return taken, others if disturbed else 0.0
 
 
 def cores_used_by_others() -> float:

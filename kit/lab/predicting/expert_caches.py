@@ -4,7 +4,7 @@ Below that, per layer: what a measured decode (kit.lab.findings.expert_ways) mis
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -18,9 +18,9 @@ from kit.errors import CacheError
 from kit.gguf.names import key_of, layer_of
 from kit.gguf.uses import uses_of
 from kit.lab import tables
+from kit.lab.measuring.process import process_bytes
 from kit.lab.predicting.bounds import stack_distances
 from kit.lab.predicting.routes import Routes
-from kit.model.budget import PROCESS
 from kit.model.slots import policy_named
 from kit.units import format_bytes
 
@@ -37,25 +37,26 @@ def dense_bytes(file) -> int:
 @dataclass(frozen=True)
 class ExpertBudget:
     """Routes on a machine. ``memory``: bytes for everything; ``dense``: bytes of the weights that every token uses; ``disk``,
-    ``read``: GB/s of direct reads and of memory. Hits are counted in the second half of the decoded tokens; everything
-    before it warms up."""
+    ``read``: GB/s of direct reads and of memory; ``process``: bytes of the process (measuring.process). Hits are counted in the
+    second half of the decoded tokens; everything before it warms up."""
 
     routes: Routes
     memory: int
     dense: int
     disk: float | None = None
     read: float | None = None
+    process: int = field(default_factory=process_bytes)
 
     def __post_init__(self):
         if self.room <= self.routes.expert_bytes.max():
-            least = format_bytes(self.dense + PROCESS + self.routes.expert_bytes.max())
+            least = format_bytes(self.dense + self.process + self.routes.expert_bytes.max())
             had = format_bytes(self.memory)
             raise CacheError(f"--memory {had} has no room for experts after the dense weights; give more than {least}")
 
     @property
     def room(self) -> int:
         """Bytes for experts, after the dense weights, because every token uses those."""
-        return self.memory - self.dense - PROCESS
+        return self.memory - self.dense - self.process
 
     def split(self):
         """(all accesses, index of the first that is counted, number of counted tokens)."""
@@ -101,8 +102,8 @@ class ExpertBudget:
         left = sizes.sum() - np.cumsum(sizes[order])  # missed when all up to here are held
         enough = np.flatnonzero((left <= allowed) & (distances[order] >= 0))
         if sizes.sum() <= allowed:
-            return self.dense + PROCESS + int(self.routes.expert_bytes.max())
-        return self.dense + PROCESS + int(distances[order][enough[0]]) if len(enough) else None
+            return self.dense + self.process + int(self.routes.expert_bytes.max())
+        return self.dense + self.process + int(distances[order][enough[0]]) if len(enough) else None
 
     def advice(self, table: pd.DataFrame) -> str:
         """What to do, in one line, from the table."""

@@ -6,9 +6,10 @@ from kit.errors import ModelError
 from kit.gguf.sources import largest_part
 from kit.gguf.uses import uses_of
 from kit.lab.measuring.disk import read_gbps
+from kit.lab.measuring.process import process_bytes
 from kit.lab.predicting.ways import BackingStore, Prediction
 from kit.model.architectures import ARCHITECTURES
-from kit.model.budget import PROGRAM, Budget, divide
+from kit.model.budget import Budget, divide
 from kit.system import memory_available
 from kit.units import format_bytes
 
@@ -29,16 +30,21 @@ class Room:
         return self.whole or memory_available()
 
     @cached_property
+    def process(self) -> int:
+        """Bytes of the process without weights (measuring.process): the one plan of all commands."""
+        return process_bytes(self.file)
+
+    @cached_property
     def budget(self) -> Budget | None:
         """How the memory of the whole process is divided (kit.model.budget); None where the kit does not run the file itself.
         ModelError where ``whole`` is too little for it."""
-        if self.whole and self.whole <= PROGRAM:
-            told = f"{format_bytes(self.whole)} of memory is too little: the process alone takes {format_bytes(PROGRAM)}"
+        if self.whole and self.whole <= self.process:
+            told = f"{format_bytes(self.whole)} of memory is too little: the process alone takes {format_bytes(self.process)}"
             raise ModelError(f"{self.file.path}: {told}; --room SIZE is the room of a cache alone")
         if self._part or self.file.architecture not in ARCHITECTURES or self.file.compressed:
             return None
         try:
-            return divide(self.file, self.limit, context=_CONTEXT, process=PROGRAM)
+            return divide(self.file, self.limit, context=_CONTEXT, process=self.process)
         except ModelError as error:
             if self.whole and "too little" in str(error):
                 raise
@@ -47,7 +53,7 @@ class Room:
     @property
     def beside(self) -> int:
         """Bytes of the process without weights: libraries, activations, the history of a short context."""
-        return self.budget.process + self.budget.history if self.budget else PROGRAM
+        return self.budget.process + self.budget.history if self.budget else self.process
 
     @property
     def free(self) -> int:
@@ -91,5 +97,5 @@ def room_for_weights(file, whole: int | None = None) -> int:
     70 % of what they and the largest weight leave, which a miss dequantizes."""
     uses = uses_of(file)
     blocks, largest = sum(use.nbytes for use in uses), max((4 * use.elements // use.of for use in uses), default=0)
-    room = whole - PROGRAM - blocks if whole else 0.7 * (memory_available() - largest - SCRATCH - blocks)
+    room = whole - process_bytes(file) - blocks if whole else 0.7 * (memory_available() - largest - SCRATCH - blocks)
     return max(1 << 20, int(room))

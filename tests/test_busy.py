@@ -1,0 +1,171 @@
+"""One notion of busy: where others use the cores, every command says so first and advises nothing; one plan of a process."""
+
+import json
+import os
+import subprocess
+
+import model_files
+import pytest
+from click.testing import CliRunner
+
+import kit
+from kit.lab.commands import cli
+from kit.lab.explaining import answer, offer, quants
+from kit.lab.measuring import busy, child, measurements, process
+from kit.lab.measuring.busy import Busy, apart
+from kit.system import groups, python
+
+LINE = "Busy machine: others used "
+
+
+@pytest.fixture
+def crowded(monkeypatch):
+    """Others use 1.6 cores, as every look sees them; what is left of the real machine does not count."""
+    seen = Busy.seen
+    monkeypatch.setattr(Busy, "seen", lambda self, others: seen(self, 1.6))
+    monkeypatch.setattr(busy, "look", lambda seconds=0: 1.6)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("busy")
+    return {name: model_files.write(folder, name, "Q8_0") for name in ("tiny-llama", "tiny-qwen3moe")}
+
+
+def run(*words):
+    done = CliRunner().invoke(cli.main, [*map(str, words)])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_a_look_counts_others_and_not_what_this_process_started():
+    source = "import time\nend = time.perf_counter() + 1.2\nwhile time.perf_counter() < end: pass"
+    started = busy._of_others()
+    with busy.watching(before=False):
+        subprocess.run(python.executing(f"exec({source!r})"), check=True)
+    assert busy._of_others() >= started
+    ours = sum(os.times()[:4])
+    assert ours > 1.0, "the child burned more than a second, as its parent knows"
+
+
+@pytest.mark.parametrize("words", [("generate", "tiny-llama", "-p", "a", "-n", "3"), ("perplexity", "tiny-llama"),
+                                   ("experts", "tiny-qwen3moe", "--memory", "1GiB")])  # fmt: skip
+def test_every_command_says_it_first_and_advises_nothing(files, crowded, words):
+    words = [files.get(word, word) for word in words]
+    shown = run(*words)
+    told = shown.stderr if words[0] != "experts" else shown.stdout
+    first = next(line for line in told.splitlines() if line)
+    assert (first.startswith(LINE) and first.endswith("of 2 cores; these numbers are no comparison.")) or "of 1 core" in first
+    assert "bound " not in told and "needs" not in told and "faster" not in told
+    data = json.loads(run(*words, "--json").stdout)
+    assert data["busy"] is True and data["busy_others"] == 1.6
+    assert not data.get("decode_bound_tokens_per_second") and data.get("least_memory") is None and not data.get("faster")
+
+
+@pytest.mark.parametrize(
+    "words", [("generate", "tiny-llama", "-p", "Hello", "-n", "3"), ("experts", "tiny-qwen3moe", "--memory", "1GiB")]
+)
+def test_a_quiet_machine_says_nothing_of_it(files, words):
+    words = [files.get(word, word) for word in words]
+    assert LINE not in run(*words).output and json.loads(run(*words, "--json").stdout)["busy"] is False
+
+
+def test_explain_refuses_its_own_advice_as_well(files, crowded):
+    """llama.cpp was not compared, and int16 was recommended in the same output."""
+    text = run("explain", files["tiny-llama"], "--tokens", "2").stdout
+    assert text.lstrip().startswith(LINE) and text.count(LINE) == 1
+    for word in ("To change", "of the limit", "WHAT TO CHANGE", "At most", "times as fast", "WHERE A TOKEN"):
+        assert word not in text, word
+    assert "No advice: close what else runs" in text
+
+
+def test_intervals_that_overlap_give_no_advice(monkeypatch):
+    way = answer.Reached("fast", answer.BLOCKS, 0.5, 0.4, 0.9, 0.0)
+    default = answer.Reached("default", answer.BLOCK_WAYS[1], 1.0, 0.8, 1.2, 0.0)
+    assert not answer._gains(way, default), "500 ms of 400 to 900 is not faster than 1000 of 800 to 1200"
+    assert answer._gains(way._replace(high=0.7), default)
+    assert answer._gains(way._replace(low=None, high=None), default), "a prediction has no interval"
+    for a, b, right in (((1, 2), (3, 4), True), ((1, 3), (3, 4), False), ((3, 4), (1, 2), False), (None, (1, 2), False)):
+        assert apart(a, b) == right
+
+
+@pytest.mark.parametrize(("taken", "right"), [((0.5, 0.51, 0.52), True), ((0.5, 0.9, 1.2), False)])
+def test_generate_offers_what_is_apart(files, monkeypatch, taken, right):
+    kl = {"kl": 1e-6, "kl_error": 0.0}
+    monkeypatch.setattr(
+        offer.quality, "kept", lambda file: {name: kl for name in ("int8 activations", "int16 activations", "llama.cpp")}
+    )
+    with kit.open(files["tiny-llama"]) as file:
+        for way, samples in ((answer.BLOCKS, (1.0, 1.01, 1.1)), (offer.BLOCKS_INT8, taken)):
+            measurements.shared().add(
+                measurements.Reading(way.label, measurements.digest_of(file), samples, "s", measurements.settings())
+            )
+        assert bool(offer.faster(file)) == right
+
+
+def test_quants_marks_no_row_of_a_busy_table(crowded):
+    table = quants.pd.DataFrame({"others": [0.1, 1.7], "speed": [1.0, 2.0], "kl": [0.0, 0.1], "best": [True, True]})
+    assert quants.busy_of(table) and quants.advice(table).startswith(LINE)
+
+
+# ---- one plan of a process
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3moe", "smollm2-135m"])
+def test_the_plan_is_the_peak_within_a_tenth(files, name, request):
+    """Of one file experts said 480 MiB, generate 545, explain 544 and 648; a run without a limit peaked at 438."""
+    path = files.get(name) or request.getfixturevalue("smollm2")
+    words = ["generate", str(path), "-p", "The capital of France is", "-n", "4", "--json"]
+    command = python.executing("from kit.lab.commands.cli import main; main()", *words)
+
+    def asked(*more):
+        return json.loads(subprocess.run([*command, *more], capture_output=True, check=True).stdout)
+
+    with kit.open(path) as file:
+        asked()  # kernels are compiled
+        process.has_run(file)
+        plan = process.process_bytes(file) + sum(info.nbytes for info in file.tensors.values())
+    for _ in range(4):  # another checkout that shares the folder of kernels may have replaced one: then it compiles
+        told = asked("--memory", "2GiB")
+        peaks = told["peak_memory_bytes"], asked()["peak_memory_bytes"]
+        if 0.9 < told["plan_bytes"] / peaks[0] < 1.1 and 0.9 < plan / peaks[1] < 1.1:
+            return
+    raise AssertionError(f"{plan / 2**20:.0f} and {told['plan_bytes'] / 2**20:.0f} MiB planned, {peaks} bytes were held")
+
+
+def test_every_command_says_one_number(files):
+    path = files["tiny-qwen3moe"]
+    with kit.open(path) as file:
+        right = process.process_bytes(file)
+        told = kit.units.format_bytes(right)
+    experts = json.loads(run("experts", path, "--memory", "1GiB", "--json").stdout)
+    assert experts["process_bytes"] == right and f"{told} for the process" in run("experts", path, "--memory", "1GiB").stdout
+    assert experts["memory_bytes"] == experts["process_bytes"] + experts["dense_bytes"] + experts["room_bytes"]
+    made = json.loads(run("generate", path, "-p", "Hello", "-n", "1", "--memory", "1GiB", "--json").stdout)
+    assert made["plan_bytes"] - right < 16 << 20
+    for words in (("experts", path, "--memory", "100MiB"), ("explain", path, "--memory", "100MiB")):
+        done = CliRunner().invoke(cli.main, [*map(str, words)])
+        assert done.exit_code == 2
+    with kit.open(path) as file:
+        process.has_run(file)
+        assert right - process.process_bytes(file) in (0, process.COMPILING)
+
+
+def test_a_machine_that_starts_no_process_has_a_plan(monkeypatch):
+    def fails(*given, **more):
+        raise child.ReportError("none")
+
+    monkeypatch.setattr(child, "call", fails)
+    assert process.process_bytes() == process._ASSUMED + process.RUNNING
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_pages_of_files_are_free_in_a_limited_group(tmp_path, monkeypatch, version):
+    """A mapped model that was read twice is active, and the kernel drops it as well."""
+    prefix, files = "total_" * (version == 1), groups.MEMORY[version]
+    (tmp_path / files.limits[0]).write_text(str(1000))
+    (tmp_path / files.use).write_text("900")
+    (tmp_path / "memory.stat").write_text(f"{prefix}inactive_file 200\n{prefix}active_file 300\n{prefix}anon 400\n")
+    monkeypatch.setattr(groups, "own", lambda *_: [(version, tmp_path)])
+    assert groups.memory() == [(1000, 600)]
