@@ -188,8 +188,8 @@ def note(store: Readings, reading: Reading) -> None:
 
 
 def once(store: Readings, way: str, file: str, measure, by: str, busy: bool = False, again: bool = False) -> Reading:
-    """The value that ``store`` has of a way, with the settings of now; else ``measure()``, (samples in seconds, whether other
-    processes disturbed them), which is noted. ``busy``: a value that was disturbed is taken as well. ``again``: measured in any
+    """The value that ``store`` has of a way, with the settings of now; else ``measure()``, (samples in seconds, cores that
+    others used), which is noted. ``busy``: a value that was disturbed is taken as well. ``again``: measured in any
     case."""
     known = None if again else store.known(way, file, settings(), busy=busy)
     if known:

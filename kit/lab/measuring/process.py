@@ -48,7 +48,6 @@ def _loaded() -> int:
     import kit
     import kit.cpu.linear
     import kit.lab.measuring.busy
-    import kit.lab.predicting.routes
     import kit.lab.progress
     import kit.model.slots
     import kit.model.tokenizer
