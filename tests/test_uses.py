@@ -200,7 +200,7 @@ def test_no_way_that_keeps_what_it_may_reads_less_than_the_least(tmp_path):
     row = bytes_used(order.uses) - whole  # of the embedding, which no cache of matrices holds
     for room in (0, whole // 4, whole // 2, whole * 9 // 10, 2 * whole):
         store = BackingStore(1e-6)  # 1000 bytes a second
-        found = predict(Way("NoCache", room, linear="pressed"), parts, order, costs, MACHINE, store)
+        found = predict(Way("NoCache", room, linear="fused", holds="pressed"), parts, order, costs, MACHINE, store)
         _, hits = replay_hits(accesses, kit.MIN(max(1, room)))
         missed = sum(size for size, hit in zip(accesses.sizes, hits, strict=True) if not hit) - whole  # the first token's
         assert found.from_disk <= (missed / 4 + row) / 1000, room
