@@ -30,8 +30,9 @@ class Handler(BaseHTTPRequestHandler):
             return server.faults[first](self, rest)
         self.part(server.files.get(path))
 
-    def part(self, data, cut=0, total=None, start=None):
-        """The part that was asked for; ``cut``: bytes that are missing of what is announced."""
+    def part(self, data, cut=0, total=None, start=None, less=0):
+        """The part that was asked for; ``cut``: bytes that are missing of what is announced; ``less``: of what is said to be
+        the part, though the answer itself is whole."""
         if data is None:
             return self.plain(404, b"not found")
         first, last = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups())
@@ -39,6 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206)
         shown = first if start is None else start
         self.send_header("Content-Range", f"bytes {shown}-{shown + len(some) - 1}/{total or len(data)}")
+        some = some[: len(some) - less]
         self.send_header("Content-Length", str(len(some)))
         self.end_headers()
         self.wfile.write(some[: len(some) - cut])
@@ -120,6 +122,7 @@ FAULTS = {  # first part of a path -> (what the server does, what the error says
         "redirects to what is no web address",
     ),
     "cut": (lambda handler, _: handler.part(bytes(1 << 12), cut=100), "is cut short"),
+    "less": (lambda handler, _: handler.part(bytes(1 << 12), less=100), "is cut short: 3,996 of 4,096 bytes"),
     "shifted": (lambda handler, _: handler.part(bytes(1 << 12), start=7), "with another part than was asked for"),
     "login": (lambda handler, _: handler.plain(401), "answers 401 Unauthorized; it wants a login"),
     "forbidden": (lambda handler, _: handler.plain(403), "answers 403 Forbidden; it wants a login"),

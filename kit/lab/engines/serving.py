@@ -1,5 +1,6 @@
 """Rows of the table of engines for servers: one that runs, by its URL, and a llama-server that kit starts."""
 
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def _by_url(label: str, words: list[str], model: Path | None, threads: int | Non
 
 
 def _by_binary(label: str, words: list[str], model: Path | None, threads: int | None) -> ServerRunner:
-    spec = " ".join(words)
+    spec = shlex.join(words)
     return ServerRunner(label, changed(spec, f"-t {threads}") if threads else spec, model)
 
 
