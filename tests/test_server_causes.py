@@ -158,14 +158,16 @@ def test_a_busy_neighbor(server):
 
 @pytest.mark.slow
 def test_a_quota(server):
-    files = {"v1": {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "15000"}, "v2": {"cpu.max": "15000 100000"}}
+    files = {"v1": {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "8000"}, "v2": {"cpu.max": "8000 100000"}}
     with served.group("cpu", **files) as group:
         (group / "cgroup.procs").write_text(str(server.process.pid))
         try:
             found, ran = decode_of(server.url)
         finally:
             (group.parent / "cgroup.procs").write_text(str(server.process.pid))
-    assert worst(found) == "quota" and ran.windows[0].seen.quota == pytest.approx(0.15), found
+    assert worst(found, but=("busy",)) == "quota" and ran.windows[0].seen.quota == pytest.approx(0.08), found
+    if max(window.seen.others for window in ran.windows) < 0.5:
+        assert worst(found) == "quota", found
 
 
 @pytest.mark.slow
@@ -248,9 +250,9 @@ def test_a_proxy_that_delays(server):
 def test_a_second_turn_that_computes_all_again(server, smollm2):
     for remembers, again in ((True, False), (False, True)):
         with served.serving(served.ollama(server.url, smollm2, remembers=remembers)) as url:
-            with Running(url, gbps=lambda: 20.0, budget=30.0) as ran:
+            with Running(url, gbps=lambda: 20.0, budget=120.0) as ran:
                 turn = ran.turns
-                assert (turn["again"] > turn["positions"] / 2) == again, turn
+                assert (turn["again"] > 0) == again, turn
                 if again:
                     assert largest(ran.second_turn).name == "reprocess"
                     assert "OLLAMA_NUM_PARALLEL" in next(c.remedy for c in ran.second_turn if c.name == "reprocess")
