@@ -93,7 +93,7 @@ class Inside:
 
 
 def _open_kit(label: str, words: list[str], model: Path, threads: int | None = None) -> Inside:
-    """kit [-t N] [--linear fused|fused-int16|fused-int8] [-ctk TYPE]."""
+    """kit [-t N] [--linear VARIANT] [-ctk TYPE]; a variant of kit.products."""
     given = taken(label, words[1:], {"-t": "cores", "--threads": "cores", "--linear": "linear", "-ctk": "kv", "--kv": "kv"})
     linear = given.get("linear", EXACT.product.linear)
     names = {row.product.linear: name for name, row in OURS.items()}

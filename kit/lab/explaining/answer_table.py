@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kit.lab import figures
+from kit.lab.engines.compared import OURS
 
 MOST = 7  # rows: more is no answer
 NEAR = 0.85  # of the limit: what is above it gains little by other software
@@ -40,7 +41,7 @@ class Row(NamedTuple):
         return f"{self.speed:.3g}{error}" if self.speed < 1000 else f"{self.speed:,.0f}{error}"
 
 
-SHORT = {"float32": "exact", "int16 activations": "int16", "int8 activations": "int8"}  # precision of blocks -> its one word
+SHORT = {row.precision: row.short for row in OURS.values()}  # precision of blocks -> its one word
 
 
 def rows(answer: dict, same: Mapping[str, float] | None = None) -> list[Row]:
