@@ -181,3 +181,17 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path, name, keys, without, says)
     with pytest.raises(ModelError) as caught:
         read_config(kit.open(file.write(tmp_path / "bad.gguf")))
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["glm-dsa", "kimi-linear", "qwen4exp-ngrams"])
+def test_a_mixture_of_these_families_runs_from_slots_bit_for_bit(folder, name):
+    """Experts in a few slots, as under ``--memory``: the same tokens."""
+    path = kind_files.write(folder, name)
+    weights = kit.Weights(kit.open(path), experts=kit.Slots("1 MiB"))
+    slots, plain = (kit.Transformer(each, linear="fused") for each in (weights, kit.Weights(kit.open(path))))
+    found = []
+    for model in (slots, plain):
+        cache = model.new_cache(64)
+        found.append(torch.stack([model.step([token], cache) for token in TOKENS[:16]]))
+    weights.close()
+    assert torch.equal(*found)
