@@ -11,7 +11,7 @@ from invented import MACHINE
 import kit
 from kit.gguf import writer
 from kit.gguf.reader import TensorInfo
-from kit.gguf.uses import bytes_used, uses_of
+from kit.gguf.uses import assumed, bytes_used, unknown_roles, uses_of
 from kit.lab.commands import cli
 from kit.lab.predicting.order import order_of
 
@@ -86,3 +86,15 @@ def test_every_architecture_is_explained_with_sums_that_agree(tmp_path, architec
             assert families + bytes_used(use for use in uses if use.is_rows) == pytest.approx(bytes_used(uses))
     for row in told["advice"]:
         assert row["least"] <= min(row["predicted"], row.get("measured") or np.inf) * (1 + 1e-9), row
+
+
+@pytest.mark.parametrize(
+    "architecture, known, unknown", [("QWEN3", True, ""), ("GEMMA3N", False, "altup_proj"), ("RWKV7", False, "time_mix")]
+)
+def test_tensors_that_no_rule_knows_are_named(tmp_path, architecture, known, unknown):
+    """Explain says of which tensors it only knows the size."""
+    with kit.open(family(tmp_path, gguf.MODEL_ARCH[architecture])) as file:
+        uses = uses_of(file)
+        assert (not unknown_roles(uses)) == known
+        assert any(unknown in role for role in unknown_roles(uses)) != known
+        assert ("that no rule of kit knows" in assumed(file, uses)) != known

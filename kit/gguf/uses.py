@@ -18,6 +18,7 @@ _KEYS = re.compile(r"blk\.\d+\.attn_(k|v|k_norm)\.")  # what a layer does not re
 _UNUSED = re.compile(r"rope_|(v|a|mm|resampler)\.|blk\.\d+\.nextn\.")  # tables, other senses, layers for prediction
 _STACK = re.compile(r"_(ch)?exps\.")  # experts, or chunks of them (grovemoe), whose biases are matrices
 _ENDS = {"dec.output_norm": 0, "output_norm": 1, "output": 2, "cls": 3}  # what comes after the layers
+_SHOWN = 4  # names of unknown tensors that a text says
 _OTHER = "other"  # the place of a role without a row: between the projections of attention and its output
 _ROLES = (
     "attn_norm attn_norm_2 attn_q_a attn_q_a_norm attn_q_b attn_q attn_kv_a_mqa attn_kv_a_norm attn_kv_b attn_k_b attn_k "
@@ -26,6 +27,10 @@ _ROLES = (
     "ffn_gate_inp_shexp ffn_gate_shexp ffn_up_shexp ffn_down_shexp ffn_gate ffn_up ffn_sub_norm ffn_down post_ffw_norm_1 "
     "pre_ffw_norm_2 post_ffw_norm_2 post_ffw_norm layer_output_norm layer_output_scale"
 ).split()
+_KNOWN = re.compile(  # further roles that a kind of layer, or a rule of this module, knows
+    r"token_embd(_norm)?|per_layer_\w+|position_embd|token_types|(output_)?hc_\w+|ple_\w+|ssm_\w+|shortconv\.\w+|indexer\.\w+"
+    r"|inp_gate|proj|post_norm|ffn_gate_tid2eid"
+)
 _PLACE = {role: place for place, role in enumerate(_ROLES)}
 
 
@@ -119,6 +124,12 @@ def _when(name: str) -> tuple[int, int, int]:
     return 1, layer, _PLACE.get(role.partition(f"blk.{layer}.")[2], _PLACE[_OTHER])
 
 
+def unknown_roles(uses: Iterable[Use]) -> list[str]:
+    """Roles of tensors ("altup_proj" of ``blk.3.altup_proj.weight``) that no rule knows, each once, in order of use."""
+    roles = (re.sub(r"^(enc|dec)\.|blk\.\d+\.", "", use.name).rpartition(".")[0] or use.name for use in uses)
+    return [role for role in dict.fromkeys(roles) if role not in _PLACE and role not in _ENDS and not _KNOWN.fullmatch(role)]
+
+
 def assumed(file, uses: list[Use]) -> str:
     """What this module assumes about the model, in words; "" for a dense model without layers for prediction."""
     stacks = [use for use in uses if use.used < use.of and not use.is_rows]
@@ -130,6 +141,9 @@ def assumed(file, uses: list[Use]) -> str:
                     + ", and the shared experts" * shared)  # fmt: skip
     elif any(_STACK.search(use.name) and use.of > 1 for use in uses):
         text.append("all experts, for the file does not say how many a token uses")
+    if unknown := unknown_roles(uses):
+        more = f" and {len(unknown) - _SHOWN} more" * (len(unknown) > _SHOWN)
+        text.append(f"a token reads all of each tensor that no rule of kit knows ({', '.join(unknown[:_SHOWN])}{more})")
     if predicting := predicting_layers(file):
         text.append(f"without the last {predicting} layer{'s' * (predicting != 1)}, which predict further tokens")
     return "; ".join(text)
