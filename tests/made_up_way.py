@@ -19,7 +19,7 @@ import kit  # noqa: E402
 from kit.hf import stored  # noqa: E402
 from kit.lab.commands import cli  # noqa: E402
 from kit.lab.engines.processes import ENGINES  # noqa: E402
-from kit.lab.explaining import answer, measured_ways, quants, tables, to_measure  # noqa: E402
+from kit.lab.explaining import answer, answer_table, measured_ways, quants, tables, to_measure  # noqa: E402
 from kit.lab.explaining.study import Study  # noqa: E402
 from kit.lab.predicting import order, quality  # noqa: E402
 from kit.lab.predicting.measured import measure_costs  # noqa: E402
@@ -53,6 +53,7 @@ def main(path: str) -> dict:
         predicted = {each.way: each.seconds for each in tables.advice(file, decode, costs, MACHINE, 1 << 20, disk, 1 << 20)}
         told["predicted"] = [predicted[each] for each in ways[:2]]
         told["measured"] = [measured_ways.measure(each, file, decode, 2).seconds for each in ways[:2]]
+        told["short"] = answer_table.SHORT.get("int12 activations")
         told["engine"] = [name for name, each in to_measure.ENGINE_WAYS.items() if each == way]
     return told
 

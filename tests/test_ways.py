@@ -68,7 +68,7 @@ def test_a_row_reaches_the_products_and_the_commands(told):
 
 def test_a_row_reaches_transformers_quants_and_quality(told):
     assert told["hf"] and told["quants"] == " --linear fused-int12" and told["quality"] == "fused-int12"
-    assert told["engine"] == ["kit, int12 activations"]
+    assert told["engine"] == ["kit, int12 activations"] and told["short"] == "int12"
 
 
 def test_a_row_is_predicted_and_measured_however_blocks_are_held(told):
