@@ -148,6 +148,8 @@ BAD = [  # (file, keys, a tensor that is left out, what the error names)
     ("glm-dsa", {"attention.indexer.top_k": None}, "", "attention.indexer.top_k"),
     ("deepseek32", {"attention.indexer.key_length": None}, "", "attention.indexer.key_length"),
     ("deepseek32", {"attention.indexer.head_count": 0}, "", "attention.indexer.head_count"),
+    ("glm-dsa", {"rope.scaling.factor": 4.0}, "", "rope.scaling.factor"),
+    ("qwen4exp", {"attention.sliding_window": 2}, "", "attention.sliding_window"),
     ("kimi-linear", {"kda.head_dim": None}, "", "kda.head_dim"),
     ("kimi-linear", {"ssm.conv_kernel": 5}, "", "blk.0.ssm_conv1d_q.weight"),
     ("bailingmoe3", {"kda.gate_lower_bound": 1.0}, "", "a bound of 1 for the log of a decay"),

@@ -234,7 +234,7 @@ class Facts:
         """(RoPE, factor of the scores) of DeepSeek's YaRN: where others scale the rotated vectors it scales all scores."""
         if not rope.yarn:
             for key, number in (("factor", rope.factor), ("attn_factor", rope.attention_factor)):
-                if self.family.latent_grows and number != 1:
+                if (self.family.latent_grows or self.family.mixer == "sparse latent") and number != 1:
                     self.keys.fail(f"rope.scaling.{key}", "1 without YaRN, because programs differ on it", f"is {number:g}")
             return rope, 1.0
         grown, multiplier = rope.grown, self.keys.number("rope.scaling.yarn_log_multiplier", 0)

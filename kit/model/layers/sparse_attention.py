@@ -28,6 +28,8 @@ class SparseAttention(Attention):
     @classmethod
     def of(cls, facts, layer: int) -> "SparseAttention":
         attention, keys, key = Attention.of(facts, layer), facts.keys, "attention.compress_ratios"
+        if attention.window:
+            keys.fail("attention.sliding_window", "absent, because no such model has a window", f"is {attention.window}")
         own = {name: getattr(attention, name) for name in Attention.__dataclass_fields__}
         size, heads = (keys.count(f"attention.indexer.{name}", least=1) for name in ("key_length", "head_count"))
         top, ratios = keys.count("attention.indexer.top_k", least=1), keys.by_layer(key, facts.count, [0] * facts.count, 0)
