@@ -20,6 +20,7 @@ TRACE = click.Path(exists=True, dir_okay=False)
               help="If routing is unknown, the k-th most popular expert is used k^-S as often.")  # fmt: skip
 @click.option("--thorough", is_flag=True, help="Run and measure all layers of a large file, not a sample.")
 @click.option("--machine", metavar="NAME", help="Predict for a Mac that you do not have: apple-m3-pro-36gb.")
+@click.option("--quick", is_flag=True, help="Say what the file is, whether it fits and its limit; run nothing.")
 @click.option("--all", "everything", is_flag=True, help="Print all tables.")
 @click.option("--again", is_flag=True, help="Measure again, even if stored measurements exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
@@ -33,7 +34,7 @@ TRACE = click.Path(exists=True, dir_okay=False)
 @click.option("--try", "trying", is_flag=True, help="Make the change to a server that --engine starts; else name its command.")
 @click.option("--report", type=click.Path(file_okay=False), metavar="DIR", help="Write the same as an HTML report to DIR.")
 def command(
-    file, memory, room, tokens, trace, via, skew, thorough, machine, everything, again, as_json, engines, threads, depth,
+    file, memory, room, tokens, trace, via, skew, thorough, machine, everything, quick, again, as_json, engines, threads, depth,
     markdown, figure, served, compare, trying, report,
 ):  # fmt: skip
     """Explain what a model costs here and what to change.
@@ -73,6 +74,7 @@ def command(
     kit explain model.gguf --engine './llama-bench -fa 1' --threads all
     kit explain model.gguf --engine old/llama-bench --engine new/llama-bench --markdown
     kit explain model.gguf --memory 4GiB --report results/mine
+    kit explain model.gguf --quick
     kit explain model.gguf --json | jq .answer
     kit explain model.gguf --machine apple-m4-16gb
     kit explain http://127.0.0.1:8080
@@ -130,6 +132,13 @@ def command(
     how = {"tokens": tokens, "via": via or "", "skew": skew, "thorough": thorough}
     with kit.open(file) as opened:
         check_model(opened)
+        if quick:
+            from kit.lab.explaining import quick as before
+            from kit.lab.explaining.tables import paragraph
+            from kit.units import to_json
+
+            data, says = before.explain(opened, given)
+            return click.echo(to_json(data) if as_json else "\n".join(map(paragraph, says)))
         if not report:
             sizes = {"whole": given, "memory": kept, "again": again, "name": file}
             return _explain(opened, as_json, everything, trace=accesses, **sizes, **how)

@@ -109,6 +109,7 @@ def command(
     from kit.lab.progress import PromptTrace
     from kit.lab.prompts import chat_ids, ids_of, text_of
     from kit.model.budget import weights_within
+    from kit.model.generate import Sampler
     from kit.model.hyperparameters import read_config
     from kit.model.tokenizer import tokenizer_of
     from kit.system import peak_memory
@@ -122,6 +123,7 @@ def command(
     pins = linear in BLOCKS and (cache or "").startswith("pinned:")
     _refuse_idle(asked - {"cache"} if pins and not memory else asked, linear, sampling["temperature"])
     prompt = ids_of(tokens) if tokens is not None else text_of(prompt, prompt_file)
+    Sampler(**sampling)  # a value out of range is said before any work
     opened = kit.open(file or model, "small" if memory and "pages" not in asked else pages)
     check_language_model(opened)
     if routes:

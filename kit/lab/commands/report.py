@@ -82,7 +82,7 @@ def _line(change) -> str:
 
     ratio = f"x {change.ratio:.3g}" if change.ratio else ""
     if change.low is not None:
-        ratio += f"  [{quantity(change.low, change.unit)}, {quantity(change.high, change.unit)}]"
+        ratio += f"  difference {quantity(change.low, change.unit)} to {quantity(change.high, change.unit)}"
     names = f"{change.notebook}  {change.claim or ''}  {change.quantity}".replace("    ", "  ")
     values = f"{quantity(change.a, change.unit)} -> {quantity(change.b, change.unit)}"
     verdict = f"  {change.verdict_a or 'none'} -> {change.verdict_b or 'none'}" * (change.verdict_a != change.verdict_b)

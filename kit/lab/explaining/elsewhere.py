@@ -68,6 +68,8 @@ def machine(name: str, room: int | None = None) -> Elsewhere:
     """The machine of that name, with ``room`` bytes for weights instead of a guess. ReportError with all names."""
     row = known("machine", name, machines(), ReportError)
     memory = int(name.rpartition("-")[2].removesuffix("gb")) << 30
+    if room is not None and room > memory:
+        raise ReportError(f"--memory {format_bytes(room)} is more than {name} has: give at most {format_bytes(memory)}")
     guess = {figure: (value, GUESS + why) for figure, (value, why) in row.guesses.items()}
     share, of_cores = guess.pop("cpu_share")
     taken, why = guess.pop("system_share")

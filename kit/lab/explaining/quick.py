@@ -1,0 +1,42 @@
+"""What is known of a file before anything is compiled or run: what it is, whether it fits, the limit. Two seconds."""
+
+from pathlib import Path
+
+from kit.lab.measuring.busy import Busy, look
+from kit.lab.predicting.beforehand import header_facts, reads
+from kit.lab.predicting.remembered import contexts_of
+from kit.lab.summary import summarize
+from kit.system import memory_available, memory_limit
+from kit.units import format_bytes, format_count, printable
+
+
+def explain(file, whole: int | None = None) -> tuple[dict, list[str]]:
+    """(plain data, paragraphs) of an open file. ``whole``: bytes that the process may take; None: what is free. The data has
+    the keys ``file``, ``contexts``, ``fits``, ``says``, those of Busy.facts and of predicting.beforehand.header_facts."""
+    busy = Busy().seen(look(0.2))
+    room, facts = memory_available() if whole is None else whole, summarize(file, memory_limit(), memory_available())
+    known, lengths = header_facts(file, reads()), contexts_of(file)
+    blocks = facts["working_sets"]["blocks"]["bytes"]
+    types = ", ".join(f"{row['qtype']} {row['bytes'] / blocks:.0%}" for row in facts["types"][:3])
+    says = [
+        f"{printable(Path(facts['path']).name)}: architecture {printable(facts['architecture'])}, "
+        f"{format_count(facts['parameters'])} parameters in {facts['tensors']} tensors and {facts['layers']} layers; "
+        f"{format_bytes(blocks)} of blocks ({types})."
+    ]
+    fits = blocks <= room
+    says.append(f"It {'fits' if fits else 'does not fit'}: {format_bytes(blocks)} of blocks, {format_bytes(room)} "
+                f"{'are free' if whole is None else 'are given'}.")  # fmt: skip
+    if lengths:
+        last = lengths[-1]
+        says.append(f"A context of {last['positions']:,} takes {format_bytes(last['kv']['float32'])} of KV cache in float32.")
+    if (limit := known["limit"]) and not busy:
+        when = "now" if limit["of"] == "now" else f"at best, of {limit['of']}"
+        says.append(
+            f"At most {limit['tokens_per_second']:.3g} tokens per second here: a token reads "
+            f"{format_bytes(known['bytes_per_token'])}, and memory reads at {limit['bandwidth'] / 1e9:.1f} GB/s {when}."
+        )
+    says.append("Nothing was run. Leave out --quick to measure where the time goes.")
+    facts = {key: value for key, value in facts.items() if key not in ("metadata", "tensor_table")}
+    first = [busy.line] if busy else []
+    data = {"file": facts, "contexts": lengths, **known, **busy.facts, "fits": fits, "says": [*first, *says]}
+    return data | ({"limit": None} if busy else {}), [*first, *says]

@@ -1,0 +1,65 @@
+"""The first answer of a command: what is known comes before anything is compiled, and a wrong option before any work."""
+
+import json
+
+import documented
+import model_files
+import pytest
+from click.testing import CliRunner
+
+from kit.lab.commands import cli
+from kit.lab.explaining import quick
+from kit.lab.measuring.busy import Busy
+from kit.lab.report import ahead
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return model_files.write(tmp_path_factory.mktemp("first"), "tiny-llama", "Q8_0")
+
+
+def run(*words):
+    return CliRunner().invoke(cli.main, [*map(str, words)])
+
+
+@pytest.fixture
+def crowded(monkeypatch):
+    seen = Busy.seen
+    monkeypatch.setattr(Busy, "seen", lambda self, others: seen(self, 1.6))
+
+
+def _nothing_compiles(monkeypatch):
+    monkeypatch.setattr(ahead, "making", lambda *given, **more: pytest.fail("nothing is compiled"))
+    monkeypatch.setattr(quick, "look", lambda seconds: 0.0)
+
+
+def test_quick_says_file_fit_and_limit_and_runs_nothing(llama, monkeypatch):
+    """The first answer took 25 minutes on a busy machine; it needs neither engine nor decode."""
+    _nothing_compiles(monkeypatch)
+    text = " ".join(run("explain", llama, "--quick").stdout.split())
+    assert "architecture llama" in text and "It fits: 1.47 MiB of blocks" in text and "At most " in text
+    told = json.loads(run("explain", llama, "--quick", "--json").stdout)
+    assert set(told) == documented.keys("explain --quick") and told["fits"] is True and told["busy"] is False
+    told = json.loads(run("explain", llama, "--quick", "--memory", "1MiB", "--json").stdout)
+    assert told["fits"] is False and "does not fit" in " ".join(told["says"])
+
+
+def test_quick_gives_no_limit_of_a_busy_minute(llama, monkeypatch, crowded):
+    _nothing_compiles(monkeypatch)
+    done = run("explain", llama, "--quick")
+    assert done.stdout.startswith("Busy machine: ") and "At most" not in done.stdout
+    assert json.loads(run("explain", llama, "--quick", "--json").stdout)["limit"] is None
+
+
+@pytest.mark.parametrize(("option", "value"), [("--temperature", "-1"), ("--top-p", "2"), ("--top-k", "-3")])
+def test_a_wrong_option_is_refused_before_the_file_is_opened(option, value):
+    """`--temperature -1` took 15 s to be refused."""
+    more = () if option == "--temperature" else ("--temperature", "1")
+    done = run("generate", "no such file.gguf", "-p", "x", option, value, *more)
+    assert done.exit_code == 2 and "cannot sample" in done.output
+
+
+def test_a_machine_has_no_more_memory_than_it_has(llama):
+    done = run("explain", llama, "--machine", "apple-m4-16gb", "--memory", "20GiB")
+    assert done.exit_code == 2 and "is more than apple-m4-16gb has: give at most 16.00 GiB" in done.output
+    assert run("explain", llama, "--machine", "apple-m4-16gb", "--memory", "16GiB").exit_code == 0
