@@ -2,6 +2,7 @@
 
 import warnings
 
+import family_files
 import llama_cpp
 import model_files
 import numpy as np
@@ -70,3 +71,30 @@ def test_the_27b_of_gemma_has_its_scale_of_attention_in_every_engine(folder, nam
     for logits in (kit.Transformer(path).logits(TOKENS[:12]).numpy(), *runs):
         assert error(logits, theirs) < 2e-2  # many layers of random weights, and GELU of float16; 0.2 with the other scale
     assert error(runs[0], runs[1]) < 1e-3
+
+
+def test_qwen3vl_rotates_the_pairs_that_no_section_covers(folder):
+    """As its authors' code: the interleaved sections overwrite what the text's position gives. ggml takes a fourth position for
+    them, which is 0: with their frequencies at 0 the logits are llama.cpp's."""
+
+    def change(metadata, tensors):
+        metadata["qwen3vl.rope.dimension_sections"] = [8, 4, 4, 0]
+
+    path = model_files.rewrite(family_files.write(folder, "qwen3vl"), folder / "sections.gguf", change)
+    tokens = TOKENS * 4
+    model, theirs = kit.Transformer(path), llama_cpp.logits(path, tokens)
+    assert error(model.logits(tokens).numpy(), theirs) > 1e-3
+    (rope,) = model.ropes.values()
+    rope._frequencies[[13, 14]] = 0  # of sixteen: 1 and 2 of each three up to 12 are the second and third section's
+    assert error(model.logits(tokens).numpy(), theirs) < 1e-4
+
+
+def test_a_refusal_names_transformers_where_it_maps_the_family():
+    """The list against transformers' own."""
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    from kit.model.architectures import ARCHITECTURES
+    from kit.model.hyperparameters import BY_TRANSFORMERS
+
+    inner = {"general", "tokenizer", "umt5", "gpt_oss", "minimax_m2", "qwen2_moe", "qwen3_moe"}
+    assert set(GGUF_CONFIG_MAPPING) - inner - set(ARCHITECTURES) | {"t5encoder"} == BY_TRANSFORMERS

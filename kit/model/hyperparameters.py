@@ -15,6 +15,7 @@ from kit.model.layers import FEED_FORWARD, KINDS, MIXERS, Hyper, Layer, PerLayer
 from kit.model.layers.rope import RopeConfig
 
 # Tensors that no token of text reads: of images and sounds, and of the prediction of further tokens.
+BY_TRANSFORMERS = {"bloom", "gpt2", "mamba", "t5", "t5encoder"}  # architectures that it maps and the kit has no pass for
 _OTHERS = re.compile(r"(v|a|mm|resampler)\.|blk\.\d+\.nextn\.|nextn\.")
 
 
@@ -35,9 +36,11 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
     """The Config from ``file.architecture`` and ``file.metadata`` alone; the file need not exist yet."""
     family = ARCHITECTURES.get(file.architecture)
     if family is None:
+        mapped = file.architecture in BY_TRANSFORMERS
+        through = f"run it through transformers (kit.hf; {install('hf')}), or " if mapped else ""
         raise ModelError(
-            f"{file.path}: architecture {file.architecture!r} is not supported: run it through transformers (kit.hf; "
-            f"{install('hf')}), or use kit explain, which works on any file; kit itself runs {', '.join(ARCHITECTURES)}"
+            f"{file.path}: architecture {file.architecture!r} is not supported: {through}use kit explain, which works on any "
+            f"file; kit itself runs {', '.join(ARCHITECTURES)}"
         )
     facts = Facts(file, family)
     keys = facts.keys
