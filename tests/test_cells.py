@@ -140,6 +140,8 @@ CASES = {  # a notebook joins by its row
         },
         empty={"formats": [], "speeds": ()},  # a file of formats that gguf-py does not know; no claim to ask
         steady=dict.fromkeys((
+            "The next token takes T from kept float32, T from the blocks.",
+            "No: reading float32 takes that machine at least T.",
             "With enough memory a second inference takes",
             "cpu, 2 cores, 16.00 GiB of memory (m).",
             "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf: 20 tensors, generated weights of true shape; profile smoke: tiny "
