@@ -98,6 +98,8 @@ CASES = {  # a notebook joins by its row
         },
         warns="first token: ",
         steady={
+            "The next token takes T from kept float32, T from the blocks.": "every time is a T",
+            "No: reading float32 takes that machine at least T.": "every time is a T",
             "device = cpu: not measured; `kit reproduce --device cuda` adds the upload of the blocks, a second request and a "
             "token by a CUDA graph, with their bounds": "no GPU in either run",
         },
@@ -125,6 +127,7 @@ CASES = {  # a notebook joins by its row
         until="say-memory",
         warns="above the bound of memory: float32",
         steady={
+            "With enough memory a second inference takes": "every time is a T",
             "The claim is 10 to 20.": "the claim",
             "device = cpu: not measured; `kit reproduce --device cuda` adds tokens per second from blocks in device memory by "
             "context and KV cache, and their roofline": "no GPU in either run",
@@ -140,9 +143,6 @@ CASES = {  # a notebook joins by its row
         },
         empty={"formats": [], "speeds": ()},  # a file of formats that gguf-py does not know; no claim to ask
         steady=dict.fromkeys((
-            "The next token takes T from kept float32, T from the blocks.",
-            "No: reading float32 takes that machine at least T.",
-            "With enough memory a second inference takes",
             "cpu, 2 cores, 16.00 GiB of memory (m).",
             "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf: 20 tensors, generated weights of true shape; profile smoke: tiny "
             "geometry: all notebooks in about two minutes, under 2 GB.",
