@@ -65,7 +65,7 @@ def explain(
     return records[0] | {
         "file": {"name": model_name(name), "path": str(path), "bytes": sum(file.sizes), "label": label and label.to_json()},
         "machine": this_machine() | vars(roof),
-        "work": vars(work), "engines": records, "threads": swept,
+        "work": vars(work), "engines": records, "threads": [{"label": label} | each for label, each in swept.items()],
         "compared": [each.to_json() for each in compared if each],
     }  # fmt: skip
 
@@ -113,7 +113,8 @@ def _sweep(text: str, path: Path, counts: Sequence[int], say) -> dict:
             known = {int(label): each for label, each in series.items() if each.seconds}
             fastest = min(known.values(), key=lambda each: each.seconds, default=None)
             best = [count for count, each in known.items() if each is fastest or each.seconds <= fastest.interval[1]]
-            rows[kind] = {"rows": {count: each.to_json() for count, each in known.items()}, "best": min(best, default=None)}
+            told = [{"threads": count} | each.to_json() for count, each in known.items()]
+            rows[kind] = {"best": min(best, default=None), "rows": told}
     return rows
 
 
@@ -147,8 +148,8 @@ def _causes(decode, bound: dict, swept: dict | None, runner: Runner) -> list[dic
         return causes
     best = swept and swept[turns.DECODE]["best"]
     used = runner.facts.threads
-    if best and used and used != best and used in swept[turns.DECODE]["rows"]:
-        rows = swept[turns.DECODE]["rows"]
+    rows = {row["threads"]: row for row in swept[turns.DECODE]["rows"]} if swept else {}
+    if best and used and used != best and used in rows:
         lost = min(rest, decode.seconds * (1 - rows[best]["seconds"] / rows[used]["seconds"]))
         if lost > decode.seconds * (1 - 1 / _WORTH):
             causes.append({"name": "threads", "seconds": lost, "remedy": f"-t {best}",
@@ -167,8 +168,9 @@ def told(data: dict) -> list[str]:
     ]
     lines += [line for record in data["engines"] for line in _of_engine(record)]
     lines += [each["says"] for each in data["compared"]]
-    for label, swept in data["threads"].items():
-        lines.append(f"Threads of `{label}`: {'; '.join(_of_threads(kind, each) for kind, each in swept.items())}.")
+    for swept in data["threads"]:
+        each = "; ".join(_of_threads(kind, swept[kind]) for kind in _SWEPT)
+        lines.append(f"Threads of `{swept['label']}`: {each}.")
     if data["threads"]:
         lines.append(f"This process may run on {machine['cores_told']}.")
     return lines + _advice(data)
@@ -200,7 +202,7 @@ def _of_engine(record: dict) -> list[str]:
 
 
 def _of_threads(kind: str, swept: dict) -> str:
-    each = ", ".join(f"{count}: {row['tokens_per_second']:.3g}" for count, row in swept["rows"].items())
+    each = ", ".join(f"{row['threads']}: {row['tokens_per_second']:.3g}" for row in swept["rows"])
     return f"{kind}, {swept['best']} is best (tokens per second by threads: {each})"
 
 

@@ -18,7 +18,7 @@ def markdown(data: dict) -> str:
     parts = [_head(data), _table(records)]
     parts += [each["says"] for each in data.get("compared") or ()]
     parts += [_causes(record) for record in records if record.get("causes")]
-    parts += [_threads(label, swept) for label, swept in (data.get("threads") or {}).items()]
+    parts += [_threads(swept) for swept in data.get("threads") or ()]
     return "\n\n".join([*parts, _machine(data)])
 
 
@@ -83,13 +83,14 @@ def _causes(record: dict) -> str:
     return "\n".join(lines)
 
 
-def _threads(label: str, swept: dict) -> str:
-    counts = sorted({int(count) for each in swept.values() for count in each["rows"]})
-    lines = [f"| threads of `{_cell(label)}` | " + " | ".join(map(str, counts)) + " | best |", "|---" * (len(counts) + 2) + "|"]
-    for kind, each in swept.items():
-        rows = {int(count): row for count, row in each["rows"].items()}
-        speeds = [f"{rows[count]['tokens_per_second']:.4g}" if count in rows else "" for count in counts]
-        lines.append(f"| {kind}, t/s | " + " | ".join(speeds) + f" | {each['best']} |")
+def _threads(swept: dict) -> str:
+    tests = {kind: each for kind, each in swept.items() if kind != "label"}
+    counts = sorted({row["threads"] for each in tests.values() for row in each["rows"]})
+    lines = [f"| threads of `{_cell(swept['label'])}` | " + " | ".join(map(str, counts)) + " | best |"]
+    lines.append("|---" * (len(counts) + 2) + "|")
+    for kind, each in tests.items():
+        speeds = {row["threads"]: f"{row['tokens_per_second']:.4g}" for row in each["rows"]}
+        lines.append(f"| {kind}, t/s | " + " | ".join(speeds.get(count, "") for count in counts) + f" | {each['best']} |")
     return "\n".join(lines)
 
 
