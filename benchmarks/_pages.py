@@ -116,7 +116,8 @@ def record(model: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     system = machine.describe()
     run = {"command": command, "output": done.stdout, "started": time.time(), "kit_version": __version__, "system": system}
-    run["ways"] = ways_of(json.loads(data.stdout))  # what was measured is in the store, so both have it
+    told = json.loads(data.stdout)  # what was measured is in the store, so both have it
+    run |= {"ways": ways_of(told), "table": told["answer"]["table"]}
     path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
     return path
 

@@ -4,7 +4,8 @@ from benchmarks import _speeds
 from benchmarks._records import explanation, row, rows
 from kit.lab import figures
 from kit.lab.claims import table as claims
-from kit.units import format_seconds
+from kit.lab.explaining import answer_table
+from kit.lab.explaining.answer_table import Row
 
 SHARES = (100, 75, 53)  # percent of the float32 weights that memory holds, on page 01
 
@@ -21,7 +22,7 @@ def pictures() -> dict[str, tuple]:
     lines = [[line.cpu, *line.row["what"].split(", "), line.row["ratio"], *line.interval] for line in _speeds.newest()
              if line.benchmark == "decode" and line.row["what"].split(", ")[0] in ("decode", "prefill of 512")]  # fmt: skip
     return {
-        "explain": (ways_explained(), _draw_ways),
+        "explain": (answered(), _draw_answer),
         "findings": (story, _draw_story),
         "speeds_cpus": ([line for line in lines if line[2] in ("fused", "fused-int8")], _draw_cpus),
         "speeds": (_speeds.points(), _speeds.picture),
@@ -35,28 +36,20 @@ def by_memory() -> dict[str, list[float]]:
             for way in ("kept", "each time", "blocks")}  # fmt: skip
 
 
-def ways_explained() -> dict:
-    """What README's block shows of each way, as the record of `kit explain` has it (_records.ways_of)."""
-    run, _ = explanation()
-    return {"model": run["command"].split()[-1], "ways": dict(sorted(run["ways"].items(), key=lambda item: item[1]))}
+def answered() -> dict:
+    """The table of README's block, as the record of `kit explain` has it; of a record before 0.3.0, its measured ways."""
+    run, machine = explanation()
+    speeds = [Row(name.partition(",")[0] if name.startswith("llama") else name, "peer" if name.startswith("llama") else "kit",
+                  1 / seconds) for name, (seconds, _, how) in run["ways"].items() if how == "measured"]  # fmt: skip
+    return {
+        "about": f"{run['command'].split()[-1]} on {machine}",
+        "rows": run.get("table") or [row._asdict() for row in speeds],
+    }
 
 
-def _draw_ways(data):
-    """A bar per way, its bound as a mark."""
-    figure, axes = figures.new(height=0.42 * len(data["ways"]) + 1.3)
-    for place, (seconds, least, how) in enumerate(data["ways"].values()):
-        drawn = axes.barh(place, 1e3 * seconds, color=figures.SKY if how == "measured" else "#cccccc", label=how)
-        axes.bar_label(drawn, [format_seconds(seconds)], padding=6, fontsize=9, bbox=figures.PLATE)
-        axes.plot([1e3 * least] * 2, [place - 0.4, place + 0.4], **figures.DASHED, label="bound")
-    axes.set_yticks(range(len(data["ways"])), [*data["ways"]])
-    legend = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))  # one of each
-    figures.log(axes, "x")
-    figures.rows(axes)
-    axes.margins(x=0.15)
-    axes.set_xlabel("ms per token")
-    axes.set_title(f"{data['model']}: each way and its bound")
-    axes.legend(legend.values(), legend.keys(), loc="upper right")
-    return figure
+def _draw_answer(data):
+    """The answer's picture."""
+    return answer_table.picture([Row(**row) for row in data["rows"]], data["about"])
 
 
 def _draw_story(data):
