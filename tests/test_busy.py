@@ -80,7 +80,15 @@ def test_explain_refuses_its_own_advice_as_well(files, crowded):
     """llama.cpp was not compared, and int16 was recommended in the same output."""
     text = run("explain", files["tiny-llama"], "--tokens", "2").stdout
     assert text.lstrip().startswith(LINE) and text.count(LINE) == 1
-    for word in ("To change", "of the limit", "WHAT TO CHANGE", "At most", "times as fast", "WHERE A TOKEN"):
+    for word in (
+        "With kit:",
+        "With llama.cpp or Ollama",
+        "of the limit",
+        "WHAT TO CHANGE",
+        "At most",
+        "times as fast",
+        "WHERE A TOKEN",
+    ):
         assert word not in text, word
     assert "No advice: close what else runs" in text
 

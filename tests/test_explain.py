@@ -266,7 +266,7 @@ def test_text_fits_the_terminal_and_cannot_move_its_cursor(rows):
     lines = tables.as_text(frame).split("\n")
     assert len(lines) == len(rows) + 1
     for line in lines:
-        assert len(line) <= tables.WIDTH and line.isprintable()
+        assert len(line) <= tables.MOST and line.isprintable()
 
 
 # --- traces from elsewhere -------------------------------------------------------------------------------------------
@@ -560,7 +560,7 @@ def test_a_gain_is_told_with_the_loss_that_it_costs(path, monkeypatch):
         "_predicted": [Prediction(way, 1, 1, None, 1, 1) for way in (BLOCKS, BLOCK_WAYS[-1])],
         "kept_quality": {},
     }
-    start = "To change: take int8 activations, 2.00 times as fast, if you accept their loss of quality"
+    start = "With kit: take int8 activations, 2.00 times as fast, if you accept their loss of quality"
     assert answer._change(study, ways)[0] == f"{start} (measured below)."
     study.kept_quality["int8 activations"] = {"kl": 0.0016, "kl_error": 0.0001}
     study.kept_quality["llama.cpp, mmap 2026.1"] = {"kl": 0.0014, "kl_error": 0.00006}

@@ -1,23 +1,23 @@
-"""The answer of kit explain and page 09: the limit, what is reached here and how, llama.cpp, the one thing to change."""
+"""The answer of kit explain and page 09 as data, and its words: a table, then what follows with llama.cpp and with kit."""
 
 import shlex
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from kit.gguf.uses import bytes_used
 from kit.lab.engines.compared import PEER, PROGRAM, ROUNDED
 from kit.lab.engines.processes import ENGINES
+from kit.lab.explaining import answer_table
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.study import Study
+from kit.lab.explaining.tables import width
 from kit.lab.measuring import pages
 from kit.lab.measuring.busy import apart
 from kit.lab.measuring.measurements import Reading
-from kit.lab.measuring.minutes import Share, compared
+from kit.lab.measuring.minutes import Share
 from kit.lab.measuring.state import BUSY
 from kit.lab.predicting import quality
-from kit.lab.predicting.losses import format_kl
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, Way
 from kit.lab.prompts import PROMPT
 from kit.system.paths import shown
@@ -120,9 +120,11 @@ def gather(study: Study) -> dict:
         each._asdict()
         | {"way": each.way.linear, "holds": each.way.holds, "precision": each.way.precision}
         | {"tokens_per_second": 1 / each.seconds, "command": command(study, each.way)}
+        | {"same": 1.0 if each.way.precision == "float32" else _same(study, each.way.precision)}
         | _mbu(study, each)
         for each in kept
     ]
+    other = peer(study)
     return {
         "limit": {
             "tokens_per_second": 1 / now, "seconds": now, "bytes": nbytes, "read_gbps": study.now_gbps,
@@ -133,8 +135,10 @@ def gather(study: Study) -> dict:
             "found_map_gbps": pages and pages.gbps, "found_large_pages": pages and pages.large,
         },
         "reached": plain,
-        "peer": (other := peer(study))
-        and other._asdict() | {"way": None, "tokens_per_second": 1 / other.seconds} | _mbu(study, other),
+        "peer": other
+        and other._asdict()
+        | {"way": None, "tokens_per_second": 1 / other.seconds, "same": _same(study, PROGRAM)}
+        | _mbu(study, other),
         "change": change,
         "command": command(study, best.way) if best and not study.busy else "",
         "fits": study.room.fits,
@@ -149,35 +153,51 @@ def _gains(best: Reached, default: Reached) -> bool:
     return apart((best.low, best.high), (default.low, default.high)) if best.measured and default.measured else True
 
 
+def table(study: Study) -> list[answer_table.Row]:
+    """The answer's table: the limit, llama.cpp, kit's ways."""
+    return answer_table.rows(gather(study))
+
+
 def told(study: Study) -> list[str]:
-    """The answer in lines of text; the last is the command. On a busy machine it has no share of the limit and no advice."""
-    ways, other = reached(study), peer(study)
-    nbytes, least = bytes_used(study.read), study.least_now
-    lines = [f"At most {1 / least:.3g} tokens per second now: a token reads {format_bytes(nbytes)}, and {_bandwidth(study)}."]
-    lines[0] += _best_minutes(study)
-    if study.busy:
-        lines = [f"A token reads {format_bytes(nbytes)}; {_bandwidth(study)}."]
-    elif not study.room.fits:
-        lines = [f"At most {1 / least:.3g} tokens per second within this memory: a token reads {format_bytes(nbytes)}."]
-    if study.map_found:
-        lines.append(pages.told(study.map_found, study.map_speed, nbytes, command(study, BLOCKS) or "kit generate FILE"))
-    exact = next((each for each in ways if each.way.precision == "float32"), None)
-    if exact:
-        lines.append(f"kit reaches {exact.told} exactly, {_by(exact)}{_part(study, exact)}.")
-    for precision in _ROUNDED:
-        if rounded := next((each for each in ways if each.way.precision == precision), None):
-            lost = quality.lost(precision, _qualities(study))
-            lines.append(f"With {precision} it reaches {rounded.told}{_part(study, rounded)}: {lost}.")
+    """The answer in lines of text, of which the table has several; the last is a command. On a busy machine it has no share of
+    the limit and no advice."""
+    lines = [f"A token reads {format_bytes(bytes_used(study.read))}; {_bandwidth(study)}."]
+    if not study.busy:
+        lines[0] += _best_minutes(study)
+    if study.map_found and study.map_found.ratio < pages.SMALL:
+        lines.append(pages.told(study.map_found, study.map_speed, bytes_used(study.read),
+                                command(study, BLOCKS) or "kit generate FILE"))  # fmt: skip
     if not study.room.fits:
         lines.append(_short(study))
-    lines.append(_beside(study, exact, other))
+    if len(rows := table(study)) > 1:
+        lines += ["", answer_table.text(rows, width()), ""]
+    after = concluded(study)
+    return [after[0], *lines, *after[1:]] if study.busy else [*lines, *after]
+
+
+def concluded(study: Study) -> list[str]:
+    """What follows for who uses llama.cpp or Ollama, and for who uses kit: a sentence and a command each."""
     if study.busy:
-        return [study.busy.line, *filter(None, lines), "No advice: close what else runs, and ask again with `--again`."]
-    return [line for line in lines if line] + _change(study, ways)
+        return [study.busy.line, "No advice: close what else runs, and ask again with `--again`."]
+    return [line for line in (*_of_peer(study), *_change(study, reached(study))) if line]
 
 
-def _by(each: Reached) -> str:
-    return "from the file's blocks" if each.way == BLOCKS else f"by {each.name}"
+def _of_peer(study: Study) -> list[str]:
+    """What llama.cpp's share of the limit says to who uses it, and the command that goes on."""
+    if reason := ENGINES[PEER].missing():
+        return [f"llama.cpp is {reason}."]
+    if (other := peer(study)) is None:
+        return []
+    reached_by = share(study, other)
+    if reached_by.median >= answer_table.NEAR:
+        name = shlex.quote(study.name or shown(study.file.path))
+        return [
+            f"With llama.cpp or Ollama: it is at {reached_by.median:.0%} of what memory gives, so only fewer bits help, or "
+            "faster memory. What fewer bits cost:",
+            f"    kit quants {name} --to Q4_0,Q3_K",
+        ]
+    text = f"it is at {reached_by.median:.0%} of what memory gives. Ask your server what takes the rest:"
+    return [f"With llama.cpp or Ollama: {text}", "    kit explain http://127.0.0.1:8080"]
 
 
 def _bandwidth(study: Study) -> str:
@@ -206,43 +226,10 @@ def share(study: Study, each: Reached) -> Share:
     return Share(*[min(1.0, study.least_now / each.seconds)] * 3)
 
 
-def _share(study: Study, each: Reached) -> str:
-    return share(study, each).told.replace("of it", "of the limit")
-
-
-def _part(study: Study, each: Reached) -> str:
-    """The share after a comma; "" on a busy machine."""
-    return "" if study.busy else f", {_share(study, each)}"
-
-
 def _mbu(study: Study, each: Reached) -> dict[str, float | None]:
     """The share as data: ``mbu``, memory bandwidth utilization, with its 95 % interval; None on a busy machine."""
     shares = [None] * 3 if study.busy else share(study, each)
     return dict(zip(("mbu", "mbu_low", "mbu_high"), shares, strict=True))
-
-
-def _beside(study: Study, exact: Reached | None, other: Reached | None) -> str:
-    """Where llama.cpp is, in a sentence; "" where it cannot be compared with what the kit ran."""
-    if reason := ENGINES[PEER].missing():
-        return f"llama.cpp is {reason}."
-    busy = study.busy.others
-    if study.busy:
-        return f"llama.cpp is not compared: the machine is busy, other processes used {busy:.1f} cores."
-    if other is None:
-        return ""
-    times = f", {_compared(study, exact, other)}" if exact and exact.measured else ""
-    rounds = "it rounds activations to 8 bits as well" + (f" (KL {kl})" if (kl := _kl(study, PROGRAM)) else "")
-    told = f"llama.cpp reaches {other.told} on the same file, in turn with kit, {_share(study, other)}{times}"
-    return f"{told}; {rounds}."
-
-
-def _compared(study: Study, exact: Reached, other: Reached) -> str:
-    """llama.cpp's speed over the exact way's, round by round where they ran in turn."""
-    ours = next((name for name, way in measuring.ENGINE_WAYS.items() if way == exact.way), "")
-    sides = [study.engines[name].samples for name in (ours, PEER) if name in study.engines]
-    if len(sides) == 2 and len(sides[0]) == len(sides[1]) > 1:
-        return compared(np.divide(*sides), "kit's exact way")
-    return f"{exact.seconds / other.seconds:.2f} times as fast as kit's exact way"
 
 
 def _qualities(study: Study):
@@ -253,12 +240,17 @@ def _qualities(study: Study):
     return pd.DataFrame.from_dict(kept, "index") if kept.keys() & {*_ROUNDED} else None
 
 
-def _kl(study: Study, name: str) -> str:
-    """The divergence from float32 of a precision or an engine, whatever its version; "" where it is not known."""
+def _lost(study: Study, name: str) -> dict | None:
+    """The row of predicting.quality of a precision or an engine, whatever its version."""
     table = _qualities(study)
     rows = study.kept_quality | ({} if table is None or isinstance(table, str) else table.to_dict("index"))
-    lost = next((row for key, row in rows.items() if key.startswith(name)), None)
-    return f"{format_kl(lost['kl'], lost['kl_error'])} nats" if lost else ""
+    return next((row for key, row in rows.items() if key.startswith(name)), None)
+
+
+def _same(study: Study, name: str) -> float | None:
+    """How often a precision or an engine has float32's most probable next token; None where it is not known."""
+    lost = _lost(study, name)
+    return lost and lost["same"]
 
 
 def _short(study: Study) -> str:
@@ -288,14 +280,14 @@ def _change(study: Study, ways: list[Reached]) -> list[str]:
         best = default or best
     if rounds and gains:
         none = "not measured" if isinstance(study.__dict__.get("quality"), str) else "measured below"
-        lost = f"KL {kl}" if (kl := _kl(study, best.way.precision)) else none
-        what = f"take {best.way.precision}, {times:.2f} times as fast"
-        text = f"To change: {what}, if you accept their loss of quality ({lost})."
+        same = _same(study, best.way.precision)
+        lost = none if same is None else f"the next token is float32's in {answer_table.percent(same)} of positions"
+        text = f"With kit: take {best.way.precision}, {times:.2f} times as fast, if you accept their loss of quality ({lost})."
     elif best.way in BLOCK_WAYS:
-        text = "To change: nothing. The file's own blocks are the fastest way here."
+        text = "With kit: change nothing. The exact way from the file's blocks is as fast as any here."
     elif best is default:
         needs = format_bytes(study.room.beside + sum(use.nbytes for use in study.uses))
-        text = f"To change: nothing within this memory; {needs} for the process hold the whole file."
+        text = f"With kit: change nothing within this memory; {needs} for the process hold the whole file."
     else:
-        text = f"To change: take {best.name}."
+        text = f"With kit: take {best.name}."
     return [text, f"    {command(study, best.way)}"]

@@ -3,7 +3,7 @@
 A row is plain data (``Row``); what is printed, pasted and drawn comes from the same rows: ``text``, ``markdown``, ``picture``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kit.lab import figures
@@ -44,10 +44,9 @@ class Row(NamedTuple):
 SHORT = {row.precision: row.short for row in OURS.values()}  # precision of blocks -> its one word
 
 
-def rows(answer: dict, same: Mapping[str, float] | None = None) -> list[Row]:
-    """The rows of what kit.lab.explaining.answer.gather has. ``same``: precision, or a program -> how often it has float32's
-    most probable next token. What was only predicted has no row."""
-    limit, same = answer["limit"], same or {}
+def rows(answer: dict) -> list[Row]:
+    """The rows of what kit.lab.explaining.answer.gather has. What was only predicted has no row."""
+    limit = answer["limit"]
     table = [Row("limit of memory", "limit", limit["tokens_per_second"], of_limit=1.0)]
     for each in filter(None, [*answer["reached"], answer["peer"]]):
         if each["low"] is None:
@@ -59,7 +58,7 @@ def rows(answer: dict, same: Mapping[str, float] | None = None) -> list[Row]:
         option = " ".join(part for part in each.get("command", "").split() if own and part.startswith("fused-"))
         table.append(Row(
             name, "kit" if own else "peer", 1 / each["seconds"], 1 / each["high"], 1 / each["low"], each.get("mbu"),
-            1.0 if precision == "float32" else same.get(precision if own else name), option and f"--linear {option}",
+            each.get("same"), option and f"--linear {option}",
         ))  # fmt: skip
     return table
 
@@ -73,10 +72,14 @@ def ordered(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (place.get(row.kind, 2), -row.speed))[:MOST]
 
 
+def percent(share: float) -> str:
+    """With a decimal; 99.96 % is not all."""
+    return "100%" if share == 1 else f"{min(share, 0.999):.1%}"
+
+
 def _cells(row: Row) -> tuple[str, str, str, str]:
     share = "" if row.of_limit is None else f"{row.of_limit:.0%}"
-    # 99.96 % is not all of them
-    same = "" if row.same is None else "100%" if row.same == 1 else f"{min(row.same, 0.999):.1%}"
+    same = "" if row.same is None else percent(row.same)
     return f"{row.name}  {row.option}".rstrip(), row.told, share, same
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from kit.lab.explaining import answer, beside_kit, depth
+from kit.lab.explaining import answer, answer_table, beside_kit, depth
 from kit.lab.explaining.elsewhere import compressibility
 from kit.lab.explaining.study import Study
 from kit.lab.explaining.tables import as_text, formatted, paragraph, short
@@ -65,8 +65,7 @@ def how(study: Study) -> str:
 
 def advise(study: Study) -> str:
     """The answer in one paragraph, with what was not measured and why."""
-    lines = [line.strip() for line in answer.told(study)]
-    text = [*lines[:-1], f"`{lines[-1]}`"] if lines[-1].startswith("kit ") else lines
+    text = [f"`{line.strip()}`" if line.startswith("    ") else line for line in answer.concluded(study)]
     text += [f"{way.label[0].upper()}{way.label[1:]} {why}." for way, why in (study.part or study).unmeasured.items()]
     return " ".join([*text, *filter(None, [experts(study), mac(study)])])
 
@@ -151,7 +150,8 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
         study.measure_best()
     lines = answer.told(study)
     lines = lines[1:] if said and lines[0] == study.busy.line else lines
-    yield "answer", answer.gather(study), "\n".join(map(_wrapped, lines))
+    data = answer.gather(study)
+    yield "answer", data | {"table": [row._asdict() for row in answer_table.rows(data)]}, "\n".join(map(_wrapped, lines))
     if text := "" if study.busy else beside_kit.flags(study):
         yield "", None, paragraph(text)
     data, text = beside_kit.prompt(study)
@@ -222,4 +222,4 @@ def _rest(study: Study) -> str:
 
 
 def _wrapped(line: str) -> str:
-    return line if line.startswith("    ") else paragraph(line)  # a command is one line, to be copied
+    return line if line.startswith("    ") or "\n" in line else paragraph(line)  # a command is one line, to be copied

@@ -1,6 +1,7 @@
 """What kit explain says of a file: tables of plain numbers, and the same as text with units."""
 
 import re
+import shutil
 import textwrap
 from dataclasses import replace
 
@@ -193,7 +194,14 @@ def short(table: pd.DataFrame) -> pd.DataFrame:
 # --- for people: text with units, in a terminal of at most 100 columns, whatever a file's names hold -----------------
 
 
-WIDTH = 100
+MOST = 80  # columns
+
+
+def width() -> int:
+    """Columns of the terminal, MOST at most."""
+    return max(40, min(MOST, shutil.get_terminal_size((MOST, 24)).columns))
+
+
 _SECONDS = (*TIMES, "comes in", "predicted", "measured", "least", "least seconds per token", "seconds", "per token")
 _BYTES = ("in the file", "in float32", "held", "file pages", "together", "peak", "bytes", "size", "bytes of a token", "memory")
 _SHARES = ("share", "hit rate", "bytes hit", "bytes bound")
@@ -214,14 +222,14 @@ def formatted(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_text(table: pd.DataFrame) -> str:
-    """A table of text as columns, the index first; the index is cut where the lines would be longer than WIDTH."""
+    """A table of text as columns, the index first; the index is cut where the lines would be longer than the terminal."""
     lines = table.map(printable).set_axis([""] * len(table)).to_string().split("\n")
     keys = [table.index.name or "", *map(printable, table.index)]
-    room = min(max(map(len, keys)), max(8, WIDTH - len(lines[0])))
+    room = min(max(map(len, keys)), max(8, width() - len(lines[0])))
     cut = [key if len(key) <= room else f"{key[: room - 3]}..." for key in keys]
     return "\n".join(f"{key:{room}}{line}" for key, line in zip(cut, lines, strict=True))
 
 
 def paragraph(text: str) -> str:
-    """Text wrapped at WIDTH columns."""
-    return textwrap.fill(printable(text), WIDTH, break_on_hyphens=False)  # a command is copied from it
+    """Text wrapped at the terminal's columns."""
+    return textwrap.fill(printable(text), width(), break_on_hyphens=False)  # a command is copied from it
