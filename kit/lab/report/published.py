@@ -9,6 +9,7 @@ from kit.lab.claims.records import Record
 from kit.lab.engines.compared import COMPARED, EXACT
 from kit.lab.measuring import measurements
 from kit.lab.measuring.measurements import Reading
+from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.ways import BY_QUANTS, KEPT, KEPT_RATE
 from kit.lab.report.lead import samples_of
 from kit.lab.report.run import Run
@@ -22,7 +23,7 @@ def values(run: Run, rows: Iterable[Record]) -> Iterator[Reading]:
     where."""
     for row in rows:
         if row.status == "ok" and row.how == "measured" and row.samples:
-            given, busy = HERE | row.parameters, measurements.cores_of(row.state.get("busy"))
+            given, busy = HERE | row.parameters, 2 * BUSY * bool(row.state.get("busy"))
             model, of = str(given["model"]), json.dumps([given[name] for name in HERE if name != "model"])
             name, unit, samples = row.quantity.removesuffix(BY_QUANTS), row.unit, tuple(row.samples)
             if name == KEPT_RATE and model:  # of generated models each page has its own
