@@ -1,5 +1,6 @@
 """fused: y = W x from blocks against float64 arithmetic, both accuracies, all tiers; the models that run on it."""
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -22,7 +23,8 @@ from reference_model import forward
 
 import kit
 from kit.cpu import activations as activations_in_digits
-from kit.cpu import gemm_codes, gemv_codes, simd, superblock_scales, superblocks
+from kit.cpu import crossings, gemm_codes, gemv_codes, simd, superblock_scales, superblocks
+from kit.cpu.crossings import ROWS, TILES
 from kit.cpu.linear import MANY_TOKENS, linear
 from kit.cpu.simd.memory import store
 from kit.errors import QuantError
@@ -76,6 +78,14 @@ def guarded(blocks):
     return copy
 
 
+@contextlib.contextmanager
+def by(name):
+    """Within the ``with``, the products of two tokens or more are by this kernel, whichever is the faster."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crossings, "fastest", lambda *_: name)
+        yield
+
+
 def check(qtype, rows, columns, tokens, accuracy, seed=0, place=np.copy):
     blocks, w = matrix(qtype, rows, columns, seed)
     x = activations(tokens, columns, seed)
@@ -100,7 +110,69 @@ def test_a_wide_row_keeps_its_activations_in_the_first_level_cache(small, accura
 @settings(max_examples=12, deadline=None)
 @given(rows=st.sampled_from([1, 2, 7, 16, 19, 67]), units=st.integers(1, 3), tokens=st.integers(1, 17), seed=st.integers(0, 9))
 def test_products_equal_float64(qtype, accuracy, rows, units, tokens, seed):
-    check(qtype, rows, shape(qtype, units), tokens, accuracy, seed)
+    with by(ROWS):
+        check(qtype, rows, shape(qtype, units), tokens, accuracy, seed)
+
+
+def test_every_tile_of_a_few_tokens(accuracies=ACCURACIES):
+    """Rows that end within a tile, tokens that two tiles share, and codes in planes of four bits, of which 256 are unpacked."""
+    with by(TILES):
+        for accuracy in accuracies:
+            for tokens in range(2, 17):
+                check("Q4_K", 1 + 7 * tokens, 256 * (1 + tokens % 3), tokens, accuracy)
+
+
+# a format for each way in which codes and scales lie in a block
+PLANES = ["Q6_K", "Q5_0", "IQ4_XS", "Q2_0"]
+OTHER_PLANES = "Q8_0 Q4_0 Q4_1 Q5_1 Q5_K Q2_K Q3_K IQ4_NL MXFP4 NVFP4 Q1_0 TQ1_0 TQ2_0 IQ2_S".split()
+
+
+@pytest.mark.parametrize("qtype", [*PLANES, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_PLANES)])
+def test_a_few_tokens_of_every_format(qtype):
+    with by(TILES):
+        check(qtype, 19, shape(qtype, 2), 4, "int8", place=guarded)
+        check(qtype, 50, shape(qtype, 2), 9, "float32" if qtype in PLANES[:2] else "int8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", [tier for tier in simd.available() if tier not in (simd.tier().value, "plain")])
+def test_a_few_tokens_on_the_other_tiers(tier):
+    with simd.using(tier), by(TILES):
+        for qtype in ("Q4_K", "Q5_0", "IQ4_XS"):
+            for accuracy in ACCURACIES:
+                check(qtype, 19, shape(qtype, 2), 4, accuracy)
+
+
+def test_the_faster_of_two_kernels_multiplies(monkeypatch):
+    """Whichever it is, for the same numbers."""
+    format, times = FORMATS["Q4_K"], {"rows": 2.0, "tiles": 1.0, "floats": 0.5}
+    monkeypatch.setattr(crossings, "_times", lambda *_: times)
+    assert crossings.fastest(format, "float32", 4) == "floats"
+    assert crossings.fastest(format, "float32", 4, recorded=True) == "tiles"
+    times["tiles"] = 3.0
+    assert crossings.fastest(format, "float32", 4, recorded=True) == "rows"
+
+
+def test_crossings_are_measured_once_and_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(crossings, "beside", lambda name: tmp_path / name)
+    for cached in (crossings._times, crossings._kept):
+        cached.cache_clear()
+    measured, real = [], crossings.measured
+    monkeypatch.setattr(crossings, "measured", lambda *of: measured.append(of) or real(*of))
+    format, (tier, by) = FORMATS["Q4_K"], (simd.tier().value, gemm_codes.multiplier(4))
+    try:
+        first = [crossings.fastest(format, "int8", 4) for _ in range(2)]
+        assert len(measured) == 1 and set(crossings._kept()[f"Q4_K int8 4 {tier} {by}"]) == {"rows", "tiles"}
+        for cached in (crossings._times, crossings._kept):
+            cached.cache_clear()
+        assert crossings.fastest(format, "int8", 4) == first[0] and len(measured) == 1
+        (tmp_path / "crossings").write_text('{"Q4_K int8 4": "what')
+        for cached in (crossings._times, crossings._kept):
+            cached.cache_clear()
+        assert crossings.fastest(format, "int8", 4) in ("rows", "tiles") and len(measured) == 2
+    finally:
+        for cached in (crossings._times, crossings._kept):
+            cached.cache_clear()
 
 
 @pytest.mark.parametrize("accuracy", ["float32", "int8"])
@@ -221,9 +293,9 @@ def test_zeros_tiny_numbers_and_nan(accuracy, tokens):
 def test_three_digits_hold_24_bits_of_the_largest(digits, qtype, x):
     """Less what the roundings of the scale and its inverse take, and the same of the sums. Below 1e-31 they are zeros."""
     format = FORMATS[qtype]
-    order = np.array(superblocks.codes_of(format).order)
-    layout = activations_in_digits.layout_of(format, digits)
-    record = activations_in_digits.quantize(torch.from_numpy(x[None]), *layout).numpy()[0, 0]
+    order = superblocks.codes_of(format).order
+    made = activations_in_digits.quantize(torch.from_numpy(x[None]), activations_in_digits.address(order), digits)
+    record, order = made.numpy()[0, 0], np.array(order)
     places, size, kind = ((0, 384, 640), 256, np.int8) if digits == 3 else ((384, 896), 512, np.int16)
     powers = 256.0 ** np.arange(len(places))[::-1]
     unit = float(record[320:324].view(np.float32)[0])
@@ -349,7 +421,7 @@ def multiply(left, stride, right, sums):
                 total += load(types.int8, left + stride * i + k) * load(types.int8, right + 64 * (k // 4) + 4 * j + k % 4)
             store(sums + 64 * i + 4 * j, types.int32(total))
 
-gemm_codes.multiply, gemm_codes.multiplier = multiply, lambda: "amx"
+gemm_codes.multiply, gemm_codes.multiplier = multiply, lambda tokens=16: "amx"
 gemm_codes.configure, gemm_codes.release = njit(lambda width, scratch: None), njit(lambda: None)
 import test_fused
 test_fused.check("{qtype}", 20, {columns}, 17, "int8")

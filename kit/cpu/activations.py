@@ -40,9 +40,8 @@ from kit.cpu.simd.vectors import (
     swap_neighbors,
     u32x16,
 )
-from kit.cpu.superblocks import SUPERBLOCK, codes_of
+from kit.cpu.superblocks import SUPERBLOCK
 from kit.cpu.tasks import task
-from kit.gguf.formats import Format
 from kit.products import PRODUCTS
 
 f32, i64 = types.float32, types.int64
@@ -58,10 +57,10 @@ def quantize(
 ) -> torch.Tensor:
     """The records of x (tokens, columns) float32: (super-blocks, tokens, bytes) uint8, aligned to 64 bytes.
 
-    order: from ``layout_of``. digits: 1 to 3, or WORDS. group: how many numbers share a scale, 32 or 256. scale = largest |x| /
-    127; the last digit of x / scale is rounded to nearest even. Columns are padded with zeros to whole super-blocks. sums: how
-    many numbers a sum covers, 16 or 32 (then it is stored twice). in_units: sums are in units of the last digit, without the
-    scale.
+    order: the ``address`` of the n of the 16 weights 16 n ... that come first, second ... digits: 1 to 3, or WORDS. group:
+    how many numbers share a scale, 32 or 256. scale = largest |x| / 127; the last digit of x / scale is rounded to nearest
+    even. Columns are padded with zeros to whole super-blocks. sums: how many numbers a sum covers, 16 or 32 (then it is stored
+    twice). in_units: sums are in units of the last digit, without the scale.
     """
     tokens, columns = x.shape
     records = torch.empty(
@@ -87,11 +86,6 @@ def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
 
 
 NATURAL = tuple(range(16))  # the order of the weights
-
-
-def layout_of(format: Format, digits: int) -> tuple[int, int, int]:
-    """(address of the order, digits, group) for a format; records of one layout serve every format that uses it."""
-    return address(codes_of(format).order), digits, format.activations if digits == 1 else SUPERBLOCK
 
 
 def address(order: tuple[int, ...]) -> int:

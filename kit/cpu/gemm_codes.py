@@ -1,4 +1,7 @@
-"""Rows of blocks times many activations in 8-bit digits: int32 sums of products of bytes, then scaled as floats.
+"""Rows of blocks times several activations in 8-bit digits: int32 sums of products of bytes, then scaled as floats.
+
+Sixteen rows are unpacked at a time, once for all tokens (kit.cpu.transposed). kit.cpu.crossings measures from how many tokens
+on that gains.
 
 With the CPU's matrix unit (AMX), tiles are 16 tokens by 16 rows. The product of one group of weights that share a scale and the
 store of its sums take 29 to 32 cycles of a 3.1 GHz Xeon, at every group width; the vector part takes 22, or 34 with minima. The
@@ -7,41 +10,48 @@ bytes fill tiles of rows and tokens whose sums fit the vector registers: 60 mult
 AVX-512, of at most 93.
 
 int16 activations take two such products, one per digit. Three digits, exact to 24 bits, take three: 119 GFLOP/s per core of a
-Zen 4, compared with 90 of torch's product of dequantized pieces (Q4_K, 512 tokens). AVX2 has no instruction that makes this
-worthwhile. The matrix unit is not used for it.
+Zen 4, compared with 90 of torch's product of dequantized pieces (Q4_K, 512 tokens). The matrix unit is not used for it.
 """
 
-import torch
 from numba import types
 
 from kit.cpu import threads
-from kit.cpu.activations import DIGITS, NATURAL, RECORD, SCALE, SUMS, address, quantize, record_bytes
+from kit.cpu.activations import DIGITS, NATURAL, RECORD, SCALE, SUMS, address, record_bytes
 from kit.cpu.simd.amx import configure, multiply, release
-from kit.cpu.simd.memory import copy, load, stack, store
-from kit.cpu.simd.registers import add_dots_of, several_of, sum_of_products, times_numbers, transpose
+from kit.cpu.simd.memory import copy, load, prefetch_far, stack, store
+from kit.cpu.simd.registers import add_dots_of, several_of, sum_of_products, times_numbers
 from kit.cpu.simd.sums import fma
 from kit.cpu.simd.tiers import matrix, tier
-from kit.cpu.simd.vectors import Static, broadcast, f32x16, generated, i32x16, inner
-from kit.cpu.superblocks import SUPERBLOCK, codes, codes_of, largest_code, scales, superblock_bytes, whole
+from kit.cpu.simd.vectors import Static, broadcast, f32x16, i32x16, inner
+from kit.cpu.superblocks import SUPERBLOCK, largest_code, superblock_bytes
 from kit.cpu.tasks import task
+from kit.cpu.transposed import MINIMA, SCALES, UNPACKED, lowered, unpack
 from kit.gguf.formats import Format
 
 f32 = types.float32
-FEWEST = 16  # tokens
+FEWEST = 16  # tokens of the matrix unit's tiles
 TILES = {"amx": (16, 1), "avx512": (6, 2), "avx2": (4, 1), "neon": (4, 1)}  # tokens and sixteens of rows: see multiplier
-FASTER = {1: tuple(TILES), 2: ("avx512",), 3: ("avx512",)}  # digits -> what is faster than products of floats
+WIDE = (2, 4, 6, 16)  # tokens of a tile, for each of which a kernel is compiled
+# Digits -> what is faster than torch's products of floats, for MANY_TOKENS of kit.cpu.linear. On AVX2 three digits take longer.
+FASTER = {1: tuple(TILES), 2: ("avx512",), 3: ("avx512",)}
 ROWS, _TOKENS = 64, 512  # of a piece: its sums and its unpacked weights stay in the second-level cache
-_SCALES = 16 * SUPERBLOCK  # of sixteen rows: codes, then scales, then minima
-_MINIMA, _UNPACKED = _SCALES + 1024, _SCALES + 2048
 
-_scratch, _lines, _weights = stack(128 + 512), stack(_UNPACKED), stack(2 * _UNPACKED)
+_scratch, _lines, _weights = stack(128 + 512), stack(UNPACKED), stack(2 * UNPACKED)
 _sums, _totals = stack(2 * 16 * 1024), stack(4 * ROWS * (_TOKENS + 16))
-(load16, store16), (_, store4) = several_of(16), several_of(4)
 
 
-def multiplier() -> str:
-    """What multiplies bytes: "amx" (the matrix unit) or the vectors of the tier; see FASTER."""
-    return "amx" if matrix() else tier().value
+def multiplier(tokens: int = FEWEST) -> str:
+    """What multiplies bytes: "amx" (the matrix unit), for no fewer tokens than its tiles have, or the vectors of the tier; see
+    FASTER."""
+    return "amx" if tokens >= FEWEST and matrix() else tier().value
+
+
+def wide(tokens: int, multiplier: str) -> int:
+    """Tokens of a tile for 2 tokens or more, so that few tiles multiply few of them twice."""
+    most = TILES[multiplier][0]
+    if tokens > 3 * most:
+        return most
+    return min((n for n in WIDE if n <= min(most, tokens)), key=lambda n: -(-tokens // n) * (n + 1))  # one for each tile
 
 
 def group_of(format: Format) -> int:
@@ -49,48 +59,17 @@ def group_of(format: Format) -> int:
     return min(32, format.scales.group)
 
 
-def records(x: torch.Tensor, format: Format, activations: str) -> torch.Tensor:
-    """The records of x (tokens, columns) that ``kernel`` takes."""
+def layout(format: Format, activations: str) -> dict[str, int]:
+    """What kit.cpu.activations.quantize needs to know for the records that ``kernel`` takes."""
     digits, group = DIGITS[activations], format.activations if DIGITS[activations] == 1 else SUPERBLOCK
-    return quantize(x, address(NATURAL), digits, group, sums=group_of(format), in_units=group == SUPERBLOCK)
+    in_units = int(group == SUPERBLOCK)
+    return dict(order=address(NATURAL), digits=digits, group=group, sums=group_of(format), in_units=in_units)
 
 
-def share(rows: int) -> int:
+def share(rows: int, tokens: int = FEWEST) -> int:
     """Rows per task: one piece, or fewer if some threads would be idle."""
-    height = 16 * TILES[multiplier()][1]
+    height = 16 * TILES[multiplier(tokens)][1]
     return min(ROWS, height * -(-rows // (2 * height * threads.count())))
-
-
-@generated
-def unpack(format, tier, signed, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
-    """Write a super-block of sixteen rows, of which the first ``rows`` exist, to ``weights``: the codes, four weights of each
-    row per vector; the scales of each sixteen weights and their minima, one vector of rows each. If ``signed``, codes are
-    int8: a format without minima loses its bias and has no minima."""
-    order, minima = codes_of(format.value).order, format.value.scales.sign != 0 or not signed.value
-    bias = 0 if minima else format.value.bias
-
-    def unpacked(format, tier, signed, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
-        for row in range(16):
-            at = whole(format, blocks + min(row, rows - 1) * row_bytes, end, scratch + 128)
-            a, b, c, d = codes(format, tier, at)
-            store(lines + 256 * row, a - bias)
-            store(lines + 256 * row + 64, b - bias)
-            store(lines + 256 * row + 128, c - bias)
-            store(lines + 256 * row + 192, d - bias)
-            scale, minimum = scales(format, tier, at, sixteens, scratch)
-            store(lines + _SCALES + 64 * row, scale)
-            store(lines + _MINIMA + 64 * row, minimum)
-        for part in range(4):
-            v = transpose(load16(lines + 64 * part, 256))
-            store4(weights + 256 * order[4 * part], 64, v[:4])
-            store4(weights + 256 * order[4 * part + 1], 64, v[4:8])
-            store4(weights + 256 * order[4 * part + 2], 64, v[8:12])
-            store4(weights + 256 * order[4 * part + 3], 64, v[12:])
-        store16(weights + _SCALES, 64, transpose(load16(lines + _SCALES, 64)))
-        if minima:
-            store16(weights + _MINIMA, 64, transpose(load16(lines + _MINIMA, 64)))
-
-    return unpacked
 
 
 def _by_tiles(format: Format):
@@ -105,8 +84,8 @@ def _by_tiles(format: Format):
 
     @inner
     def add_superblock(tier, weights, records, last, count, left, sums, totals):
-        scale = of_groups(weights + _SCALES, 64 * many)
-        minimum = of_groups(weights + _MINIMA, 64 * many)
+        scale = of_groups(weights + SCALES, 64 * many)
+        minimum = of_groups(weights + MINIMA, 64 * many)
         for tile in range(count + 1):
             new, old = sums + (tile & 1) * 16384, sums + (~tile & 1) * 16384
             ahead, record = records + min(16 * tile, last) * RECORD, records + min(16 * (tile - 1), last) * RECORD
@@ -143,9 +122,9 @@ def _by_dots(format: Format, tokens: int, sixteens: int, digits: int):
             total = load_tile(sums, 0)
             for group in range(min(groups, (left + many - 1) // many)):
                 of, x = weights + 64 * many * group, record + 16 * many * group
-                scale, minimum = load_rows(of + _SCALES, _UNPACKED), load_rows(of + _MINIMA, _UNPACKED)
+                scale, minimum = load_rows(of + SCALES, UNPACKED), load_rows(of + MINIMA, UNPACKED)
                 of_x = record + SUMS + 4 * many * group
-                total = add_dots(tier, total, x, size, weights + 256 * many * group, _UNPACKED, scale, minimum, of_x)
+                total = add_dots(tier, total, x, size, weights + 256 * many * group, UNPACKED, scale, minimum, of_x)
             store_tile(sums, 64, total)
             for row in range(sixteens):
                 for token in range(tokens):
@@ -157,13 +136,13 @@ def _by_dots(format: Format, tokens: int, sixteens: int, digits: int):
 
 
 @task
-def kernel(format: Static, tier: Static, multiplier: Static, activations: Static):
-    """The task described in kit.cpu.linear, for tokens >= FEWEST; ``x`` is the address of the activations' records."""
-    digits = DIGITS[activations.value]
+def kernel(format: Static, tier: Static, multiplier: Static, activations: Static, wide: Static):
+    """The task described in kit.cpu.linear, for at least ``wide`` tokens; ``x`` is the address of the activations' records."""
+    digits, wide = DIGITS[activations.value], int(wide.value)
     size = record_bytes(digits)
-    amx, (wide, high), group = multiplier.value == "amx", TILES[multiplier.value], group_of(format.value)
+    amx, (_, high), group = multiplier.value == "amx", TILES[multiplier.value], group_of(format.value)
     add_superblock = _by_tiles(format.value) if amx else _by_dots(format.value, wide, high, digits)
-    signed = Static(amx)
+    less = Static(lowered(format.value, amx))
 
     def tiles(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
         sixteens, end, first, until = columns // 16, blocks + rows * row_bytes, task * share, min(rows, (task + 1) * share)
@@ -179,12 +158,16 @@ def kernel(format: Static, tier: Static, multiplier: Static, activations: Static
                 for i in range(ROWS // 16 * count * wide):
                     store(totals + 64 * i, broadcast(f32x16, 0))
                 superblock, records = blocks + row * row_bytes, x + start * size
+                ahead = blocks + (row + height) * row_bytes  # the next piece, in the order of its addresses
                 for left in range(sixteens, 0, -16):
+                    for line in range(ahead, ahead + height * superblock_bytes(format), 64):
+                        prefetch_far(line)
+                    ahead += height * superblock_bytes(format)
                     for r in range(0, height, 16 * high):
                         for n in range(high):  # the last row again where there are no more
                             at, behind = superblock + (r + 16 * n) * row_bytes, height - r - 16 * n
-                            into = weights + n * _UNPACKED
-                            unpack(format, tier, signed, at, row_bytes, behind, left, end, into, lines, scratch)
+                            into = weights + n * UNPACKED
+                            unpack(format, tier, less, at, row_bytes, behind, left, end, into, lines, scratch)
                         add_superblock(tier, weights, records, last, count, left, sums, totals + r * 4 * wide * count)
                     superblock += superblock_bytes(format)
                     records += tokens * size

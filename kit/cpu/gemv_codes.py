@@ -10,12 +10,12 @@ that share a scale.
 
 from numba import types
 
-from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, WORDS, even, minima_by_sums, record_bytes, sums_of_32
+from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, WORDS, address, even, minima_by_sums, record_bytes, sums_of_32
 from kit.cpu.simd.dots import dots_by_scales, dots_by_steps
 from kit.cpu.simd.isa import dot4, opaque_on_arm
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.pairs import pairs_by_scales, pairs_by_steps
-from kit.cpu.simd.sums import fma, reduce_add, reduce_add4
+from kit.cpu.simd.sums import fma, reduce_add4
 from kit.cpu.simd.tiers import tier as current
 from kit.cpu.simd.vectors import (
     Static,
@@ -71,7 +71,7 @@ STRATEGIES = {
 }
 
 _scratch = stack(128 + 512)  # a super-block's scales and minima, and the super-block itself where it is copied
-_sums = stack(64 * TOKENS)
+_sums = stack(2 * 64 * TOKENS)
 
 
 def _in_four_lanes(tier) -> bool:
@@ -106,6 +106,13 @@ def strategies() -> dict[str, list[str]]:
 def digits(format, tier: str, activations: str) -> int:
     """The number of digits of activations that ``kernel`` takes; see kit.cpu.activations."""
     return WORDS if strategy(format, tier, activations) == "words" else DIGITS[activations]
+
+
+def layout(format, tier: str, activations: str) -> dict[str, int]:
+    """What kit.cpu.activations.quantize needs to know for the records that ``kernel`` takes."""
+    count = digits(format, tier, activations)
+    group = format.activations if count == 1 else SUPERBLOCK
+    return dict(order=address(codes_of(format).order), digits=count, group=group, sums=16, in_units=0)
 
 
 def _signed(format, tier, activations) -> bool:
@@ -340,22 +347,26 @@ def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
 
 @inner
 def _some_tokens(format, tier, activations, row, sixteens, end, records, tokens, count, sums, scratch):
-    """Write the products of a row and ``count`` tokens to ``sums``: one vector each, as lanes to be added up."""
+    """Write the products of a row and ``count`` tokens to ``sums``: one vector each, as lanes to be added up. Each has the bits
+    of ``_one_token``."""
     for i in range(count):
         store(sums + 64 * i, broadcast(f32x16, 0))
+        store(sums + 64 * (TOKENS + i), broadcast(f32x16, 0))
     for left in range(sixteens, 0, -16):
         _fetch(format, row, _AHEAD)
         start = whole(format, row, end, scratch + 128)
         codes, scales, minima = _unpack(format, tier, activations, start, left, scratch)
         record = records
         for at in range(sums, sums + 64 * count, 64):
-            y = load(f32x16, at) + _products(format, tier, activations, codes, scales, record, scratch, 4)
+            store(at, load(f32x16, at) + _products(format, tier, activations, codes, scales, record, scratch, 4))
             if _has_minima(format, tier, activations):
-                y = _add_minima(format, tier, minima, record, y)
-            store(at, y)
+                other = at + 64 * TOKENS
+                store(other, _add_minima(format, tier, minima, record, load(f32x16, other)))
             record += _record_bytes(format, tier, activations)
         row += superblock_bytes(format)
         records += tokens * _record_bytes(format, tier, activations)
+    for at in range(sums, sums + 64 * count, 64):
+        store(at, load(f32x16, at) + load(f32x16, at + 64 * TOKENS))
 
 
 @task
@@ -385,7 +396,11 @@ def kernel(format: Static, tier: Static, activations: Static):
                     format, tier, activations, blocks + row * row_bytes, sixteens, end,
                     x + token * _record_bytes(format, tier, activations), tokens, count, sums, scratch,
                 )  # fmt: skip
-                for t in range(count):
-                    store(y + (token + t) * y_stride + 4 * row, reduce_add(load(f32x16, sums + 64 * t)))
+                for t in range(0, count, 4):
+                    at = sums + 64 * t
+                    a, b, c, d = load(f32x16, at), load(f32x16, at + 64), load(f32x16, at + 128), load(f32x16, at + 192)
+                    store(at, reduce_add4(a, b, c, d))
+                    for n in range(min(4, count - t)):
+                        store(y + (token + t + n) * y_stride + 4 * row, load(f32, at + 4 * n))
 
     return integer

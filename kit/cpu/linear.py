@@ -8,8 +8,9 @@ import threading
 import numpy as np
 import torch
 
-from kit.cpu import gemm, gemm_codes, gemv_codes, gemv_values, threads
-from kit.cpu.activations import DIGITS, layout_of, quantize, quantizing, record_bytes, rounded
+from kit.cpu import crossings, gemm, gemm_codes, gemv_values, threads
+from kit.cpu.activations import DIGITS, quantizing, record_bytes, rounded
+from kit.cpu.crossings import FLOATS, ROWS, TILES
 from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import SUPERBLOCK
 from kit.cpu.tasks import Step
@@ -29,28 +30,13 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
 
     qtype: any format of the cpu backend of kit.dequantize, or I8. activations: "int8" rounds x to eight bits, with one scale
     per as many columns as the format's ``activations`` field says; "int16" rounds to 16 bits, "float32" to 24 (errors of at
-    most 2^-15 and 2^-22 of the largest of 256 columns), for up to 17 tokens, and for more where gemm_codes is faster than
-    floats. For F32, F16 and BF16 weights, x is not rounded. Raises QuantError.
+    most 2^-15 and 2^-22 of the largest of 256 columns), where that is faster than floats: kit.cpu.crossings measures which
+    kernel multiplies so many tokens. For F32, F16 and BF16 weights, x is not rounded. Raises QuantError.
     """
-    format = _check(blocks, qtype, x, activations)
-    (rows, row_bytes), (tokens, columns) = blocks.shape, x.shape
-    x, y = x.contiguous(), torch.empty(tokens, rows, dtype=torch.float32, device="cpu")
-    if tokens == 1:
+    _check(blocks, qtype, x, activations)
+    x, y = x.contiguous(), torch.empty(len(x), len(blocks), dtype=torch.float32, device="cpu")
+    if len(x):
         threads.run_all(Activations(x).product(blocks, qtype, y, activations))
-        return y
-    share = _share(blocks, tokens)
-    if tokens >= gemm_codes.FEWEST and _in_bytes(format, activations):
-        x, share = gemm_codes.records(x, format, activations), gemm_codes.share(rows)
-        kernel = gemm_codes.kernel(format, tier(), gemm_codes.multiplier(), activations)
-    elif format.codes is not None and (DIGITS[activations] == 1 or tokens < 2 * gemm.FEWEST):
-        x, kernel = quantize(x, *_layout(format, activations)), gemv_codes.kernel(format, tier(), activations)
-    elif tokens >= gemm.FEWEST:
-        x, kernel = gemm.padded(x), gemm.kernel(format, tier())
-    else:
-        kernel = gemv_values.kernel(format, tier())
-    arguments = dict(x=x, x_stride=x.stride(0) * x.itemsize, y=y, y_stride=4 * rows, tokens=tokens)
-    arguments |= dict(blocks=blocks, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
-    threads.run(kernel, arguments, -(-rows // share))
     return y
 
 
@@ -68,47 +54,54 @@ def rounds_prompts(activations: str) -> bool:
     return DIGITS[activations] == 1 or gemm_codes.multiplier() in gemm_codes.FASTER[DIGITS[activations]]
 
 
-def _layout(format, activations):
-    """The layout of activations for kit.cpu.gemv_codes."""
-    return layout_of(format, gemv_codes.digits(format, tier().value, activations))
-
-
 def _in_bytes(format, activations) -> bool:
     """Whether kit.cpu.gemm_codes multiplies this many tokens."""
     return format.codes is not None and gemm_codes.multiplier() in gemm_codes.FASTER[DIGITS[activations]]
 
 
 class Activations:
-    """The activations of one token for the steps of a program: x, and its records, which are made once per layout."""
+    """The activations of some tokens for the steps of a program: x (tokens, columns), and its records, which are made once per
+    layout. ``recorded``: the steps run again for other numbers in x. ``alike``: products have the bits of a token's alone."""
 
-    def __init__(self, x: torch.Tensor):
-        self.x, self._made = x, {}
+    def __init__(self, x: torch.Tensor, recorded: bool = False, alike: bool = False):
+        self.x, self._recorded, self._alike, self._made, self._wide = x, recorded, alike, {}, None
 
     def product(self, blocks: np.ndarray, qtype: str, y: torch.Tensor, activations: str) -> list[Step]:
-        """The steps after which y (1, rows) holds the product of the matrix and x, as ``linear`` computes it."""
+        """The steps after which y (tokens, rows) holds the product of the matrix and x, as ``linear`` computes it."""
         format = _check(blocks, qtype, self.x, activations)
-        (rows, row_bytes), columns, steps = blocks.shape, self.x.shape[1], []
+        (rows, row_bytes), (tokens, columns), steps = blocks.shape, self.x.shape, []
+        x, share, x_stride = self.x, _share(blocks, tokens), 4 * self.x.stride(0)
         if format.codes is not None:
-            x, steps = self._quantized(_layout(format, activations))
-            kernel = gemv_codes.kernel(format, tier(), activations)
+            name = ROWS if tokens == 1 or self._alike else crossings.fastest(format, activations, tokens, self._recorded)
+            kernel = crossings.kernel(format, activations, name, tokens)
+            if name == FLOATS:
+                x, x_stride = self._padded()
+            else:
+                x, steps = self._quantized(crossings.layout(format, activations, name))
+            share = gemm_codes.share(rows, tokens) if name == TILES else share
+        elif tokens >= gemm.FEWEST and not self._recorded:
+            (x, x_stride), kernel = self._padded(), gemm.kernel(format, tier())
         else:
-            x, kernel = self.x, gemv_values.kernel(format, tier())
-        share = _share(blocks, 1)
-        arguments = dict(x=x, x_stride=0, y=y, y_stride=0, tokens=1)
+            kernel = gemv_values.kernel(format, tier())
+        arguments = dict(x=x, x_stride=x_stride, y=y, y_stride=4 * y.stride(0), tokens=tokens)
         arguments |= dict(blocks=blocks, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
         return [*steps, (kernel, arguments, -(-rows // share))]
 
-    def _quantized(self, layout) -> tuple[torch.Tensor, list[Step]]:
+    def _padded(self) -> tuple[torch.Tensor, int]:
+        """A copy of x, as it is now, for kit.cpu.gemm, and its stride."""
+        if self._wide is None:
+            self._wide = gemm.padded(self.x)
+        return self._wide, 4 * self._wide.stride(0)
+
+    def _quantized(self, layout: dict[str, int]) -> tuple[torch.Tensor, list[Step]]:
         """x's records; adds the step that makes them if there is none."""
-        (_, digits, _), columns, steps = layout, self.x.shape[1], []
-        if layout not in self._made:
-            self._made[layout] = records = torch.empty(
-                -(-columns // SUPERBLOCK), record_bytes(digits), dtype=torch.uint8, device="cpu"
-            )
-            parts = dict(zip(("order", "digits", "group"), layout, strict=True)) | dict(sums=16, in_units=0)
-            arguments = dict(x=self.x, columns=columns, tokens=1, records=records) | parts
-            steps = [(quantizing(), arguments, 1)]
-        return self._made[layout], steps
+        (tokens, columns), steps, key = self.x.shape, [], tuple(layout.items())
+        if key not in self._made:
+            size = -(-columns // SUPERBLOCK), tokens, record_bytes(layout["digits"])
+            self._made[key] = records = torch.empty(size, dtype=torch.uint8, device="cpu")  # torch aligns to 64 bytes
+            arguments = dict(x=self.x, columns=columns, tokens=tokens, records=records) | layout
+            steps = [(quantizing(), arguments, tokens)]
+        return self._made[key], steps
 
 
 class Product:
@@ -120,7 +113,7 @@ class Product:
             columns = blocks.shape[1] // format.block_bytes * format.block_elements
             self._x, self._y = (torch.empty(1, n, dtype=torch.float32, device="cpu") for n in (columns, len(blocks)))
         self._program, self._one = threads.Program(), threading.Lock()
-        for step in Activations(self._x).product(blocks, qtype, self._y, activations):
+        for step in Activations(self._x, recorded=True).product(blocks, qtype, self._y, activations):
             self._program.add(*step)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -65,20 +65,21 @@ def run(name: str, *operands, alone: bool = False, **constants) -> bool:
 
 
 class Recording(threads.Program):
-    """A program of operations on one token of a sequence of up to ``context`` positions.
+    """A program of operations on a token, or some ``tokens``, of a sequence of up to ``context`` positions.
 
-    It holds its operands. ``move_to`` sets what depends on the position of the token.
+    It holds its operands. ``move_to`` sets what depends on the position of the first token.
     """
 
-    def __init__(self, context: int):
+    def __init__(self, context: int, tokens: int = 1):
         super().__init__()
+        self._tokens = tokens
         self._context, self._part_bytes, self._parts = context, 0, None
         self._appends: dict[int, list[int]] = {}  # positions of a row -> steps
         self._pools: dict[int, list[int]] = {}  # the same, of means of so many rows
-        # Of each RoPE and number of positions that share a turn: the table of cosines and sines, and the steps
+        # Of each RoPE and number of positions that share a turn: the table of cosines and sines, and the steps with their token
         self._tables, self._turns = {}, {}
-        # Window or choice -> (step of the chunks, tasks of one, last step)
-        self._attentions: dict[int | Choice, list[tuple[int, int, int]]] = {}
+        # Window or choice, and number of the token -> (step of the chunks, tasks of one, last step)
+        self._attentions: dict[tuple[int | Choice, int], list[tuple[int, int, int]]] = {}
         self._choices: dict[Choice, _OfChoice] = {}
 
     def do(self, name: str, *operands, alone: bool = False, **constants) -> int:
@@ -87,7 +88,7 @@ class Recording(threads.Program):
         return self.add(task, arguments, -tasks if alone else tasks)
 
     def append(self, rows: torch.Tensor, history: history.History, each: int = 1) -> None:
-        """Write keys or values (1, kv_heads, head_dim) to the token's position, or to the block of ``each`` that it is in."""
+        """Write keys or values (tokens, kv_heads, head_dim) to their positions, or of one token to the block of ``each`` that it is in."""
         self._appends.setdefault(each, []).append(self.do("append", rows, history, alone=True))
 
     def pool(self, row: torch.Tensor, held: torch.Tensor, mean: torch.Tensor) -> None:
@@ -95,11 +96,12 @@ class Recording(threads.Program):
         self._pools.setdefault(len(held), []).append(self.add(*streams.pool_step(row, held, mean)))
 
     def rotate(self, layout: str, x: torch.Tensor, rope, each: int = 1) -> None:
-        """RoPE of x (1, heads, head_dim) in place by ``rope``, a kit.model.rope.Rope, at the token's position or at the first
-        one of the block of ``each`` that it is in."""
+        """RoPE of x (tokens, heads, head_dim) in place by ``rope``, a kit.model.rope.Rope, at the tokens' positions or at the
+        first one of the block of ``each`` that a token is in. Of several tokens, the heads of one are contiguous."""
         if (rope, each) not in self._tables:
-            self._tables[rope, each], self._turns[rope, each] = (0, rope.table(0, _TABLE)), []
-        self._turns[rope, each].append(self.do(layout, x, self._tables[rope, each][1], alone=True))
+            self._tables[rope, each], self._turns[rope, each] = (0, rope.table(0, _TABLE + self._tokens - 1)), []
+        parts, table = [(0, x)] if x.is_contiguous() else enumerate(x.split(1)), self._tables[rope, each][1]
+        self._turns[rope, each] += [(self.do(layout, part, table, alone=True), token) for token, part in parts]
 
     def choose(self, q: torch.Tensor, keys: history.History, by: Choice, weights=None) -> None:
         """Choose positions for ``gather``, as kit.cpu.choice.choose; q: (1, heads, size), weights: (1, heads) or None."""
@@ -124,12 +126,14 @@ class Recording(threads.Program):
             own.gathers.append((self.add(*choice.gather_step(side, sides[-1], kv_heads, own.chosen, 1)), kv_heads))
         return [sides[0], sides[-1]]
 
-    def attend(self, q, keys, values, kv_heads: int, out, scale: float, window: int | Choice, cap: float, sinks) -> None:
-        """Attention, as kit.cpu.attention.attend; q and out are (1, heads, head_dim)."""
+    def attend(
+        self, q, keys, values, kv_heads: int, out, scale: float, window: int | Choice, cap: float, sinks, token: int = 0
+    ) -> None:
+        """Attention of one ``token``, as kit.cpu.attention.attend; q and out are (1, heads, head_dim)."""
         none = torch.empty(0, dtype=torch.uint8, device="cpu")  # until ``move_to`` knows how much all need
         seen = attention.span(0, 1)  # a chunk
         chunk, (join, last, heads) = attention.attend_steps(q, keys, values, kv_heads, out, none, seen, scale, cap, sinks)
-        self._attentions.setdefault(window, []).append((self.add(*chunk), chunk[2], self.add(join, last, -heads)))
+        self._attentions.setdefault((window, token), []).append((self.add(*chunk), chunk[2], self.add(join, last, -heads)))
         self._part_bytes = max(self._part_bytes, attention.parts_bytes(*q.shape[1:], self._context))
 
     def chosen(self, step: int, sets: Sequence[tuple[int, str, int, np.ndarray | torch.Tensor | None, int]]) -> None:
@@ -144,7 +148,7 @@ class Recording(threads.Program):
         self.do("append", part[:, None], history.History.of(target[None]))
 
     def move_to(self, position: int) -> None:
-        """The next run is of the token at ``position``, from 0."""
+        """The next run is of the token, or the first of the tokens, at ``position``, from 0."""
         if self._parts is None:
             self._parts = torch.empty(self._part_bytes, dtype=torch.uint8, device="cpu")
             for steps_of in self._attentions.values():
@@ -155,18 +159,19 @@ class Recording(threads.Program):
             at, (first, table) = position // each * each, self._tables[rope, each]
             if not first <= at < first + _TABLE:
                 first = at // _TABLE * _TABLE
-                self._tables[rope, each] = first, (table := rope.table(first, _TABLE))
-            self.set(steps, table=table[at - first])
+                self._tables[rope, each] = first, (table := rope.table(first, _TABLE + self._tokens - 1))
+            for token in {token for _, token in steps}:
+                self.set([step for step, own in steps if own == token], table=table[at - first + token])
         for each, steps in self._appends.items():
             self.set(steps, position=position // each)
         for each, steps in self._pools.items():
             self.set(steps, slot=position % each)
         for by, own in self._choices.items():
             own.move_to(self, by, position)
-        for window, steps_of in self._attentions.items():
+        for (window, token), steps_of in self._attentions.items():
             chunks, tasks, joins = np.transpose(steps_of)
-            chosen = isinstance(window, Choice)
-            seen = attention.span(0, window.count(position + 1)) if chosen else attention.span(window, position + 1)
+            chosen, positions = isinstance(window, Choice), position + token + 1
+            seen = attention.span(0, window.count(positions)) if chosen else attention.span(window, positions)
             self.set(chunks, **seen)
             self.steps[chunks, self.TASKS] = tasks * seen["chunks"]
             self.set(joins, chunks=seen["chunks"])

@@ -151,7 +151,7 @@ def _with_lanes(read, part, places, below: int):
 
 def _with_bits(read, places, shifts, mask: int, below: int):
     """The codes of ``read`` with those bits of a plane, above the ``below`` lowest."""
-    bytes_, mask = _bytes(places), mask << below & 255
+    bytes_, mask = bytes_at(places), mask << below & 255
     shifts = [shift - below for shift in shifts for _ in range(16 * _SHIFTED.lanes // 64)]
     down, up = (constant(_SHIFTED, *(max(0, sign * shift) for shift in shifts)) for sign in (1, -1))
 
@@ -163,7 +163,7 @@ def _with_bits(read, places, shifts, mask: int, below: int):
     return more
 
 
-def _bytes(places):
+def bytes_at(places):
     """A reader of the 64 bytes that lie 16 at each of four places, in as few loads as can be."""
     a, b, c, d = places
     if (b, c, d) == (a + 16, a + 32, a + 48):

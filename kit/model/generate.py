@@ -41,13 +41,42 @@ class Sampler:
         """A token id from logits (vocabulary,); greedy sampling takes the lowest id of equal logits."""
         if self.temperature == 0:
             return int(logits.numpy().argmax() if logits.is_cpu else logits.argmax())  # torch's takes ten times as long
+        chances, ids = self._chances(logits)
+        return int(ids[self.draw(chances)])
+
+    def _chances(self, logits):
+        """The chances of the tokens that can be drawn, and the ids of all, likely ones first."""
         values, ids = logits.double().sort(descending=True, stable=True)
         values = values[: self.top_k or None]
         if self.top_p < 1:
             mass = values.softmax(0).cumsum(0)
             values = values[: int((mass < self.top_p).sum()) + 1]
-        chances = ((values - values[0]) / self.temperature).softmax(0)  # of the largest 0, whatever the temperature
-        return int(ids[torch.multinomial(chances, 1, generator=self._generator)])
+        return ((values - values[0]) / self.temperature).softmax(0), ids  # of the largest 0, whatever the temperature
+
+    def chances(self, logits: torch.Tensor) -> torch.Tensor:
+        """The chance of each token, (vocabulary,) float64, at a temperature above 0."""
+        some, ids = self._chances(logits)
+        return torch.zeros(len(logits), dtype=torch.float64).index_put_((ids[: len(some)],), some)
+
+    def draw(self, chances: torch.Tensor) -> int:
+        """An index, by its chance."""
+        return int(torch.multinomial(chances, 1, generator=self._generator))
+
+    def verified(self, logits: torch.Tensor, token: int, drafted: torch.Tensor | None) -> tuple[int, bool]:
+        """(a token by the chances of ``logits``, whether it is the drafted one), for a ``token`` that was ``drafted`` with
+        these chances, None for certain."""
+        if self.temperature == 0:
+            own = self(logits)
+            return own, own == token
+        chances = self.chances(logits)
+        of_draft = 1.0 if drafted is None else float(drafted[token])
+        if float(torch.rand(1, generator=self._generator, dtype=torch.float64)) * of_draft < float(chances[token]):
+            return token, True
+        if drafted is None:
+            chances[token] = 0
+        else:
+            chances = (chances - drafted).clamp_min(0)
+        return self.draw(chances), False
 
 
 @dataclass
@@ -64,6 +93,7 @@ class Generation:
     seconds: list[float] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
     stopped: str = "max_tokens"
+    draft: object = None  # kit.model.drafts.Drafting, if there was a draft
 
     @property
     def ttft(self) -> float:
@@ -96,12 +126,15 @@ def generate(
     on_text: Callable[[str], None] | None = None,
     stop_at_end: bool = True,
     cache: SequenceCache | None = None,
+    draft=None,
+    draft_max: int = 4,
 ) -> Generation:
     """Continue ``prompt`` (text or token ids) by up to ``max_tokens`` tokens.
 
     For the sampling parameters see Sampler. ``on_text`` is called with pieces of text, whole characters
     only. ``stop_at_end=False``: continue after the model's end-of-text token. ``cache``: a KV cache with the positions
-    before the prompt (None: a new one). Raises ModelError for a prompt that is empty or does not fit the context, and
+    before the prompt (None: a new one). ``draft``: "ngram", or the file of a smaller model with the same vocabulary, which
+    drafts up to ``draft_max`` tokens a pass. Raises ModelError for a prompt that is empty or does not fit the context, and
     TokenizerError for a text prompt or ``on_text`` if the file has no known tokenizer; without one, the answer has no text
     and does not stop at the end of text.
     """
@@ -110,25 +143,30 @@ def generate(
     if max_tokens < 1:
         raise ModelError(f"max_tokens is {max_tokens}, expected at least 1")
     with model.trace.turn:  # threads that share a model take turns: its plan and its trace are of one sequence at a time
-        return _generated(model, prompt, max_tokens, Sampler(temperature, top_k, top_p, seed), on_text, stop_at_end, cache)
+        sampler = Sampler(temperature, top_k, top_p, seed)
+        return _generated(model, prompt, max_tokens, sampler, on_text, stop_at_end, cache, draft, draft_max)
 
 
-def _generated(model, prompt, max_tokens, sample, on_text, stop_at_end, cache) -> Generation:
+def _generated(model, prompt, max_tokens, sample, on_text, stop_at_end, cache, draft, draft_max) -> Generation:
     tokenizer = _tokenizer(model, needed=isinstance(prompt, str) or on_text is not None)
     answer = Generation(tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt])
     cache = model.new_cache() if cache is None else cache
     detokenize = tokenizer.stream() if tokenizer else lambda token: ""
-    batch, before = answer.prompt, len(model.trace)
-    while True:
-        start = time.perf_counter()
-        token = sample(model.step(batch, cache))
-        answer.seconds.append(time.perf_counter() - start)
-        answer.tokens.append(token)
-        piece = detokenize(token)
-        answer.text += piece
-        if on_text and piece:
-            on_text(piece)
-        if stop_at_end and tokenizer and token in tokenizer.end_tokens:
+    before, ends, counts = len(model.trace), tokenizer.end_tokens if stop_at_end and tokenizer else (), []
+    if draft is None:
+        each = _passes(model, cache, answer.prompt, sample)
+    else:
+        each = _drafted(model, cache, answer, sample, draft, draft_max, ends, max_tokens)
+    for tokens, seconds, count in each:
+        answer.seconds.append(seconds)
+        counts.append(count)
+        for token in tokens:
+            answer.tokens.append(token)
+            piece = detokenize(token)
+            answer.text += piece
+            if on_text and piece:
+                on_text(piece)
+        if tokens[-1] in ends:
             answer.stopped = "end of text"
             break
         if len(answer.tokens) == max_tokens:
@@ -136,9 +174,32 @@ def _generated(model, prompt, max_tokens, sample, on_text, stop_at_end, cache) -
         if cache.length == cache.context:
             answer.stopped = "context"
             break
-        batch = [token]
-    answer.nbytes = bytes_read(model.file, model.trace.spans[before:], [len(answer.prompt)] + [1] * len(answer.tokens))
+    answer.nbytes = bytes_read(model.file, model.trace.spans[before:], counts)
     return answer
+
+
+def _passes(model, cache, prompt, sample):
+    """(the new token, seconds, positions) of each pass."""
+    batch = prompt
+    while True:
+        start = time.perf_counter()
+        token = sample(model.step(batch, cache))
+        yield [token], time.perf_counter() - start, len(batch)
+        batch = [token]
+
+
+def _drafted(model, cache, answer, sample, draft, most, ends, max_tokens):
+    """``_passes`` with a draft, of which ``answer`` tells."""
+    from kit.model.drafts import Drafting, drafter_of, passes
+
+    drafter = drafter_of(model, draft, most)
+    if (needed := cache.length + len(answer.prompt) + 1 + most) > cache.context:
+        raise ModelError(
+            f"{model.file.path}: the context of {cache.context} has no room for a draft of {most} tokens after the prompt, "
+            f"which takes {needed}: ask for more context, or a smaller draft"
+        )
+    answer.draft = Drafting(drafter.name)
+    return passes(model, cache, answer.prompt, sample, drafter, most, ends, max_tokens, answer.draft)
 
 
 def bytes_read(file, spans, tokens: Sequence[int]) -> list[int]:

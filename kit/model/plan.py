@@ -37,10 +37,12 @@ class Plan(Ops):
     addresses.
     """
 
+    tokens = 1
+
     def __init__(self, model, cache):
         super().__init__(model)
         self._how, self._cache = model.linear.activations, cache
-        self.program = Recording(cache.context)
+        self.program = Recording(cache.context, self.tokens)
         self._spans: list[tuple[Span, int, int]] = []  # whose times are a part of parts of those of a first to a last step
         self._choices: dict[int, list] = {}  # step -> what it sets: (step, argument, place, memory and bytes of expert 0)
         self._chosen = np.zeros((len(self.config.layers), self.config.experts_used), np.int64)
@@ -125,7 +127,7 @@ class Plan(Ops):
         return vector[int(place)] if place else vector
 
     def input(self, x) -> Activations:
-        return Activations(x)
+        return Activations(x, recorded=True)
 
     def embed(self, name, factor):
         info, first, blocks = self.weights.info(name), self.begin(), self.weights.blocks(name)

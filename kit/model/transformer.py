@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
@@ -18,10 +19,38 @@ from kit.model.kvcache import SequenceCache, state_of
 from kit.model.linear import GEMV_MAX_TOKENS, LINEAR, linear_named
 from kit.model.plan import Plan, obstacle
 from kit.model.rope import Rope
+from kit.model.several import NotRecorded, PlanOfSeveral
 from kit.model.tokenizer import Tokenizer, tokenizer_of
 from kit.model.weights import Weights
 from kit.shown import Shown
 from kit.system import memory_available
+
+
+@dataclass
+class Verified:
+    """What a pass over a few tokens gave: ``logits`` (tokens, vocabulary) after each of them."""
+
+    logits: torch.Tensor
+    tokens: list[int]
+    held: int  # positions before the pass
+    mark: tuple | None  # of the cache then, where no position can be taken away
+    model: "Transformer"
+    cache: SequenceCache
+
+    def keep(self, count: int) -> None:
+        """Take back all but the first ``count`` of the tokens. A recurrent layer computes its state again for these."""
+        if count == len(self.tokens):
+            return
+        if self.mark is None:
+            self.cache.truncate(self.held + count)
+            return
+        self.cache.back_to(self.mark)
+        plan = self.model._several.get(self.cache, {}).get(len(self.tokens))
+        if plan and count:
+            plan.again(count)
+            self.cache.length += count
+        elif count:
+            self.model.logits(self.tokens[:count], -1, self.cache)
 
 
 class Transformer(Shown):
@@ -56,6 +85,7 @@ class Transformer(Shown):
         self.ropes = {rope: Rope(rope, rope.layout or c.family.rope, self._divisors(rope)) for rope in c.ropes}
 
         self.unplanned, self._plans = obstacle(self), WeakKeyDictionary()
+        self.unplanned_several, self._several = "", WeakKeyDictionary()
         used = [self.file.tensors[name] for name in c.order_of_use(self.file.tensors) if "_exps." not in name]
         mapped = self.linear.activations and getattr(weights, "mapped", True)
         fit = mapped and sum(info.nbytes for info in used) < memory_available()
@@ -114,6 +144,17 @@ class Transformer(Shown):
         """
         return self.logits(tokens, -1, cache)[0]
 
+    def verify(self, tokens: Sequence[int], cache: SequenceCache) -> Verified:
+        """One pass over a few ``tokens`` after the positions in ``cache``, which grows by all of them; some can be taken back.
+
+        It is recorded as that of one token is, where that is possible. Raises ModelError as ``step`` does.
+        """
+        with self.trace.turn:
+            self._check_tokens(tokens, cache.length, cache.context)
+            held, mark = cache.length, None if cache.can_be_cut else cache.mark()
+            logits = self._forward(tokens, cache, slice(None), several=True)
+            return Verified(logits, list(tokens), held, mark, self, cache)
+
     def batch(self, rows: Sequence[Sequence[int]], caches: Sequence[SequenceCache], wanted: torch.Tensor) -> torch.Tensor:
         """One pass over several rows of tokens, each after the positions that its own cache holds and grows by.
 
@@ -153,13 +194,21 @@ class Transformer(Shown):
                 f"shorten the prompt or ask for more context (the model has {self.config.context})"
             )
 
-    def _forward(self, tokens, cache, wanted):
-        """Logits (wanted tokens, vocabulary) float32; appends the tokens to the cache."""
+    def _forward(self, tokens, cache, wanted, several=False):
+        """Logits (wanted tokens, vocabulary) float32; appends the tokens to the cache. ``several``: as a recorded pass, if that
+        can be, of all tokens."""
         start = time.perf_counter_ns()
         self.trace.token = cache.passes
         with self._alone(len(tokens)), self.file.reading_ahead(self._unread) if self._unread else nullcontext():
-            plan = self._plan(cache) if len(tokens) == 1 and cache.length else None
-            logits = plan.step(tokens[0], cache.length) if plan else forward(self.ops(self, tokens, cache), self.config, wanted)
+            plan = None
+            if cache.length and len(tokens) == 1:
+                plan = self._plan(cache)
+            elif cache.length and several:
+                plan = self._plan_of_several(cache, len(tokens))
+            if plan:
+                logits = plan.step(tokens[0], cache.length) if len(tokens) == 1 else plan.steps(tokens, cache.length)
+            else:
+                logits = forward(self.ops(self, tokens, cache), self.config, wanted)
             self._check_finite(logits)  # torch's other threads would wait for the kit's, which look for work a while
         if self._unread and not self.weights.experts:
             self.file.enlarge_pages(self.trace)  # the first pass has mapped the pages
@@ -175,6 +224,16 @@ class Transformer(Shown):
         if cache not in self._plans:
             self._plans[cache] = Plan(self, cache)
         return self._plans[cache]
+
+    def _plan_of_several(self, cache, count) -> PlanOfSeveral | None:
+        """``_plan`` for so many tokens."""
+        plans = self._several.setdefault(cache, {})
+        if count not in plans:
+            try:
+                plans[count] = PlanOfSeveral(self, cache, count)
+            except NotRecorded as reason:
+                plans[count], self.unplanned_several = None, str(reason)
+        return plans[count]
 
     def _check_finite(self, logits):
         """ModelError for NaN or infinite logits; it names the first tensor in order of use that has such weights."""

@@ -168,6 +168,27 @@ def emit_dot4(builder, tier, total, a, b, largest=255, signed=False):
     return total
 
 
+def emit_lookup(builder, tier, table: list[int], index):
+    """The code that takes a number below 16 to ``table``'s byte, lane by lane of uint8. tier: its type."""
+    table = [*table, *[0] * (16 - len(table))]
+
+    def constants(kind):
+        return ir.Constant(kind, table * (kind.count // 16))
+
+    def look_up(part):
+        count = part.type.count
+        name = {64: "avx512.pshuf.b.512", 32: "avx2.pshuf.b", 16: "ssse3.pshuf.b.128"}[count]
+        name = "llvm.aarch64.neon.tbl1.v16i8" if tier.value == "neon" else f"llvm.x86.{name}"
+        return emit.call(builder, name, part.type, constants(part.type), part)
+
+    if tier.value != "plain":
+        return _in_parts(builder, {"avx512": 64, "avx2": 32, "neon": 16}[tier.value], (index,), look_up)
+    result = every(index.type, 0)
+    for number, value in enumerate(table):
+        result = builder.select(builder.icmp_unsigned("==", index, every(index.type, number)), every(index.type, value), result)
+    return result
+
+
 def _in_parts(builder, lanes: int, vectors, compute):
     """Apply ``compute`` to parts of the vectors: so many lanes of the first, and the same fraction of the others."""
 

@@ -39,15 +39,24 @@ def stream(_, address, vector):
     return emits(types.void(types.int64, vector), code)
 
 
-@intrinsic
-def prefetch(_, address):
-    """prefetch(address): start to load the cache line at any address."""
-
+def _prefetch(locality: int):
     def code(builder, address):
-        to_read, near, data = (ir.Constant(emit.I32, number) for number in (0, 3, 1))
+        to_read, near, data = (ir.Constant(emit.I32, number) for number in (0, locality, 1))
         emit.call(builder, "llvm.prefetch.p0", emit.VOID, emit.pointer(builder, address, emit.I8), to_read, near, data)
 
     return emits(types.void(types.int64), code)
+
+
+@intrinsic
+def prefetch(_, address):
+    """prefetch(address): start to load the cache line at any address."""
+    return _prefetch(3)
+
+
+@intrinsic
+def prefetch_far(_, address):
+    """prefetch_far(address): the same, to the second-level cache alone."""
+    return _prefetch(2)
 
 
 @intrinsic

@@ -1,0 +1,122 @@
+"""Which kernel multiplies a few tokens or many: measured on this machine at first use, and kept next to the kernels.
+
+For one token a row of dot products is fastest, and for many tokens a tile of rows and tokens, which has more to prepare. Where
+they cross depends on the CPU, the format and the activations, so nothing here is a constant.
+"""
+
+import contextlib
+import functools
+import json
+import time
+
+import numpy as np
+import torch
+
+from kit.cpu import gemm, gemm_codes, gemv_codes
+from kit.cpu.activations import DIGITS, quantize
+from kit.cpu.simd.tiers import tier
+from kit.cpu.superblocks import SUPERBLOCK
+from kit.cpu.tasks import address_of, beside, function
+from kit.errors import KitError
+from kit.gguf.formats import FORMATS, Format
+from kit.system.files import replacing
+
+ROWS, TILES, FLOATS = "rows", "tiles", "floats"  # kit.cpu.gemv_codes, gemm_codes, gemm
+_FEW = 16  # tokens, each number of which is measured; then the numbers up to these by the last of them
+_MORE = (32, 64)
+_HEIGHT, _SHARE, _WIDTH, _ROUNDS = 256, 64, 6 * SUPERBLOCK, 15  # of the matrices that are multiplied, and how many
+
+
+def fastest(format: Format, activations: str, tokens: int, recorded: bool = False) -> str:
+    """ROWS, TILES or FLOATS for so many tokens, 2 or more, of a format with codes. ``recorded``: not FLOATS, whose activations
+    no step prepares."""
+    at = tokens if tokens <= _FEW else next((more for more in _MORE if tokens <= more), _MORE[-1])
+    times = _times(format.name, activations, at, tier().value, gemm_codes.multiplier(at))
+    return min((name for name in times if not (recorded and name == FLOATS)), key=times.get)
+
+
+def candidates(activations: str, tokens: int) -> list[str]:
+    """The kernels that can multiply so many tokens, all with the same rounding of activations or with none."""
+    can = {
+        ROWS: tokens <= _MORE[0] or gemm_codes.multiplier(tokens) not in gemm_codes.TILES,
+        TILES: gemm_codes.multiplier(tokens) in gemm_codes.TILES,
+        FLOATS: DIGITS[activations] > 1 and tokens >= gemm.FEWEST,
+    }
+    return [name for name in can if can[name]]
+
+
+@functools.cache
+def _times(name, activations, tokens, *of) -> dict[str, float]:
+    key, kept = " ".join(map(str, (name, activations, tokens, *of))), _kept()
+    if key not in kept:
+        kept[key] = measured(FORMATS[name], activations, tokens)
+        with contextlib.suppress(KitError, OSError):  # nowhere to write to: measured by each process
+            path = beside("crossings")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                file.write(json.dumps(_read() | kept, indent=1).encode())
+    return kept[key]
+
+
+@functools.cache
+def _kept() -> dict[str, dict[str, float]]:
+    return _read()
+
+
+def _read() -> dict[str, dict[str, float]]:
+    with contextlib.suppress(OSError, ValueError):
+        kept = json.loads(beside("crossings").read_bytes())
+        return {key: times for key, times in kept.items() if times and set(times) <= {ROWS, TILES, FLOATS}}
+    return {}
+
+
+def measured(format: Format, activations: str, tokens: int) -> dict[str, float]:
+    """Seconds of each of the ``candidates``: the lower quartile of turns on one thread. Each turn reads another piece of
+    memory, and after it comes one that kernels may fetch ahead: weights come from memory, not from the second-level cache."""
+    size = format.nbytes(_WIDTH)
+    x, y = (torch.ones(tokens, n, dtype=torch.float32, device="cpu") for n in (_WIDTH, _HEIGHT))
+    calls = {name: _call(format, activations, name, size, x, y) for name in candidates(activations, tokens)}
+    pieces = np.ones((2 * len(calls) * _ROUNDS, _HEIGHT * size), np.uint8)[::2]
+    for call in calls.values():
+        call(pieces[-1])
+    taken, turns = {name: [] for name in calls}, iter(pieces)
+    for _ in range(_ROUNDS):
+        for name, call in calls.items():
+            piece, start = next(turns), time.perf_counter()
+            call(piece)
+            taken[name].append(time.perf_counter() - start)
+    return {name: float(np.quantile(times, 0.25)) for name, times in taken.items()}
+
+
+def _call(format, activations, name, size, x, y):
+    """A function that multiplies the blocks it is given once, all rows by the calling thread."""
+    task = kernel(format, activations, name, len(x))
+    x = gemm.padded(x) if name == FLOATS else quantize(x, **layout(format, activations, name))
+    run, blocks = function(task, 1 + len(task.parameters)), task.parameters.index("blocks")
+    arguments = dict(x=x, x_stride=x.stride(0) * x.itemsize, y=y, y_stride=4 * _HEIGHT, tokens=len(y))
+    arguments |= dict(blocks=0, row_bytes=size, rows=_HEIGHT, columns=_WIDTH, share=_SHARE)
+    given = [address_of(argument) for argument in task.in_order(arguments)]
+
+    def call(piece, _held=(x, y)):
+        given[blocks] = address_of(piece)
+        for number in range(_HEIGHT // _SHARE):
+            run(number, *given)
+
+    return call
+
+
+def kernel(format: Format, activations: str, name: str, tokens: int):
+    """The task of one of these kernels."""
+    if name == ROWS:
+        return gemv_codes.kernel(format, tier(), activations)
+    if name == FLOATS:
+        return gemm.kernel(format, tier())
+    by = gemm_codes.multiplier(tokens)
+    return gemm_codes.kernel(format, tier(), by, activations, str(gemm_codes.wide(tokens, by)))
+
+
+def layout(format: Format, activations: str, name: str) -> dict[str, int]:
+    """What ``quantize`` needs to know for ROWS or TILES."""
+    if name == TILES:
+        return gemm_codes.layout(format, activations)
+    return gemv_codes.layout(format, tier().value, activations)
