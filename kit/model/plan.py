@@ -45,7 +45,7 @@ class Plan(Ops):
         self.program = Recording(cache.context, self.tokens)
         self._spans: list[tuple[Span, int, int]] = []  # whose times are a part of parts of those of a first to a last step
         self._choices: dict[int, list] = {}  # step -> what it sets: (step, argument, place, memory and bytes of expert 0)
-        self._chosen = np.zeros((len(self.config.layers), self.config.experts_used), np.int64)
+        self._chosen = np.zeros((len(self.config.layers), self.tokens * self.config.experts_used), np.int64)
         self._vectors, self._biases = {}, {}  # by name; where an expert's begins -> (place, memory and bytes of expert 0)
         self._ngrams: list = []  # of a layer with a table of n-grams: (its numbers, last tokens, steps, blocks)
         self._embedded: dict = {}  # step -> the blocks of which it takes a token's row

@@ -6,7 +6,6 @@ token for itself. After the pass, a part of the tokens can be kept: what a recur
 from what the layer saw, which the pass left in its place.
 """
 
-import numpy as np
 import torch
 
 from kit.cpu.linear import Activations
@@ -110,8 +109,9 @@ class PlanOfSeveral(Plan):
         return y
 
     def plus(self, x, y, factor):
-        for part in [x] if x.shape == y.shape else x:  # a bias is the same for each token
-            super().plus(part, y.view(part.shape), factor)
+        if x.shape != y.shape and len(x) > 1:  # a bias is the same for each token, of which some vectors may hold parts of two
+            y = self.new(*x.shape).copy_(y.expand_as(x))
+        super().plus(x, y.view(x.shape), factor)
 
     def experts(self, router, stacks, input, scored=None):
         routing, layer = self.config.layers[layer_of(router)].feed_forward.routing, layer_of(router)
@@ -119,8 +119,6 @@ class PlanOfSeveral(Plan):
         bias, scales = (
             self.vector(router.replace("ffn_gate_inp.weight", name)) for name in (routing.bias, "ffn_down_exps.scale")
         )
-        if self._chosen.ndim == 2:
-            self._chosen = np.zeros((len(self.config.layers), self.tokens * self.config.experts_used), np.int64)
         for token in range(self.tokens):
             self._first = token * routing.used
             chosen, shares = self._chosen[layer, self._first : self._first + routing.used], self.new(routing.used)

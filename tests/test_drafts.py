@@ -1,0 +1,181 @@
+"""Drafts: one pass over several tokens equals one over each, what is kept of them, greedy answers and drawn ones."""
+
+import model_files
+import numpy as np
+import pytest
+import torch
+
+import kit
+from kit.errors import ModelError
+from kit.model.drafts import MOST, Drafter, Drafting, Ngrams, check_pair, passes
+from kit.model.generate import Sampler
+
+PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 12)]
+# attention of each kind, mixtures, and recurrent layers
+KINDS = [
+    "tiny-llama",
+    "tiny-gemma3",
+    "tiny-gpt-oss",
+    "tiny-qwen3moe",
+    "tiny-phi3",
+    "deepseek2-dense",
+    "tiny-qwen35",
+    "granitehybrid-moe",
+]
+
+
+def model_of(folder, name, linear="fused", mix="Q4_K_M", **how):
+    return kit.Transformer(kit.Weights(kit.open(model_files.write(folder, name, mix))), linear=linear, **how)
+
+
+def one_by_one(model, cache, tokens):
+    return torch.stack([model.step([token], cache) for token in tokens]) if tokens else None
+
+
+@pytest.mark.parametrize("linear", ["fused", "fused-int8"])
+@pytest.mark.parametrize("name", KINDS)
+def test_one_pass_over_several_tokens_equals_one_over_each(folder, name, linear):
+    """And what is kept of them is what these alone would have left. Where activations are rounded, bit for bit."""
+    model = model_of(folder, name, linear)
+    draft = [5, 9, 17, 40]
+    cache, other = model.new_cache(64), model.new_cache(64)
+    for each in (cache, other):
+        model.step(PROMPT, each)
+    right = one_by_one(model, other, draft)
+    verified = model.verify(draft, cache)
+    assert cache.length == other.length == len(PROMPT) + len(draft)
+    recorded = not model.unplanned_several
+    bits = linear != "fused" and recorded
+    assert torch.equal(verified.logits, right) if bits else (verified.logits - right).abs().max() < 2e-4 * right.std()
+    for kept in (2, 0, 4):
+        cache, other = model.new_cache(64), model.new_cache(64)
+        for each in (cache, other):
+            model.step(PROMPT, each)
+        one_by_one(model, other, draft[:kept])
+        model.verify(draft, cache).keep(kept)
+        assert cache.length == len(PROMPT) + kept
+        got, right = model.step([7], cache), model.step([7], other)
+        assert torch.equal(got, right) if bits else (got - right).abs().max() < 2e-4 * right.std()
+
+
+def test_most_kinds_of_layers_are_recorded(folder):
+    told = {}
+    for name in KINDS:
+        model = model_of(folder, name)
+        cache = model.new_cache(64)
+        model.step(PROMPT, cache)
+        model.verify([5, 9], cache)
+        told[name] = model.unplanned_several
+    assert not any(told.values()), told
+
+
+class Own(Drafter):
+    """Drafts what the model itself says, or every other time something else."""
+
+    name = "own"
+
+    def __init__(self, answer, wrong=3):
+        self.answer, self.wrong = answer, wrong
+
+    def propose(self, tokens, count, sampler):
+        known = self.answer[len(tokens) - len(PROMPT) :][:count]
+        return [(token + 1) % 500 if (len(tokens) + n) % self.wrong == 0 else token for n, token in enumerate(known)], [
+            None
+        ] * len(known)
+
+
+@pytest.mark.parametrize("linear", ["fused", "fused-int8"])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3moe", "tiny-qwen35"])
+def test_greedy_answers_are_those_without_a_draft(folder, name, linear):
+    model = model_of(folder, name, linear)
+    cache = model.new_cache(100)
+    right = kit.generate(model, PROMPT, 40, cache=cache, stop_at_end=False)
+    for draft, most in ((Own(right.tokens), 4), (Own(right.tokens, 2), 3), (Own(right.tokens, 99), MOST), ("ngram", 4)):
+        own = model.new_cache(100)
+        got = kit.generate(model, PROMPT, 40, cache=own, stop_at_end=False, draft=draft, draft_max=most)
+        assert got.tokens == right.tokens or got.draft.ties, (draft, got.draft)
+        assert own.length == cache.length and sum(map(bool, got.nbytes)) == len(got.seconds)
+    assert got.draft.drafted >= got.draft.accepted
+
+
+def test_the_end_of_a_text_ends_a_draft(folder):
+    model = model_of(folder, "tiny-llama")
+    right = kit.generate(model, PROMPT, 12, stop_at_end=False)
+    end, told = right.tokens[5], Drafting("own")
+    cache = model.new_cache(64)
+    got, stop = [], right.tokens.index(end)
+    for new, _, _ in passes(model, cache, PROMPT, Sampler(), Own(right.tokens, 99), 4, [end], 12, told):
+        got += new
+        if new[-1] == end:
+            break
+    assert got == right.tokens[: stop + 1] and cache.length == len(PROMPT) + stop
+
+
+@pytest.mark.parametrize("certain", [True, False])
+def test_drawn_tokens_have_the_distribution_of_the_model(certain):
+    """20,000 tokens: chi-square of the first, and of those after a draft that was not taken."""
+    generator = torch.Generator().manual_seed(1)
+    logits, other = torch.randn(12, generator=generator) * 1.5, torch.randn(12, generator=generator)
+    sampler = Sampler(0.8, seed=3)
+    chances, drafts = sampler.chances(logits), sampler.chances(other)
+    counts, taken = np.zeros(12), 0
+    for _ in range(20_000):
+        token = 4 if certain else sampler.draw(drafts)
+        own, accepted = sampler.verified(logits, token, None if certain else drafts)
+        counts[own] += 1
+        taken += accepted
+        assert accepted == (own == token)
+    expected = chances.numpy() * counts.sum()
+    assert ((counts - expected) ** 2 / expected).sum() < 37.4  # chi-square of 11 degrees of freedom: once in 10,000
+    expected = float(chances[4]) if certain else float(torch.minimum(chances, drafts).sum())
+    assert abs(taken / 20_000 - expected) < 0.015
+
+
+def test_a_draft_that_loses_is_switched_off_and_says_so(folder):
+    class Slow(Own):
+        def propose(self, *of):
+            import time
+
+            time.sleep(0.01)
+            return super().propose(*of)
+
+    model = model_of(folder, "tiny-llama")
+    right = kit.generate(model, PROMPT, 80, stop_at_end=False)
+    got = kit.generate(model, PROMPT, 80, stop_at_end=False, draft=Slow(right.tokens, 1))
+    assert got.tokens == right.tokens and 0 < got.draft.off < 80 and "switched off after" in got.draft.told()
+    good = Drafting("x", 10, 20, 15, 25, 0.1, 0.1, 40, [0.1] * 5)
+    assert not good.loses and "switched" not in good.told() and "75%" in good.told()
+
+
+def test_ngrams_go_on_as_the_text_did():
+    drafter = Ngrams()
+    assert drafter.propose([1, 2, 3, 9, 1, 2, 3], 2, None)[0] == [9, 1]
+    assert drafter.propose([1, 2, 3, 9, 1, 2, 3, 8, 7, 1, 2, 3], 2, None)[0] == [8, 7]
+    assert drafter.propose([4, 5], 2, None) == ([], [])
+    assert Ngrams().propose([7, 7, 7, 7], 4, None)[0] == [7, 7, 7, 7]
+
+
+def test_a_smaller_model_drafts(folder):
+    """Of itself with fewer layers: another file with the same tokens."""
+    model = model_of(folder, "tiny-llama", mix="F32")
+    small = model_files.write(folder, "tiny-llama", "Q4_K_M")
+    right = kit.generate(model, PROMPT, 30, stop_at_end=False)
+    got = kit.generate(model, PROMPT, 30, stop_at_end=False, draft=small, draft_max=3)
+    assert got.tokens == right.tokens and got.draft.accepted > 0
+    drawn = kit.generate(model, PROMPT, 30, temperature=1.0, stop_at_end=False, draft=small, draft_max=3)
+    assert len(drawn.tokens) == 30 and drawn.draft.passes
+
+
+def test_bad_drafts_are_one_line(folder):
+    model, small = model_of(folder, "tiny-llama"), model_files.write(folder, "tiny-llama", "F32")
+    for draft, most, words in (
+        (small, 4, "cannot pay"), ("ngram", 0, "draft of 0 tokens"), ("ngram", 9, "give 1 to 8"), ("mtp", 4, "no MTP head"),
+    ):  # fmt: skip
+        with pytest.raises(ModelError, match=words) as caught:
+            kit.generate(model, PROMPT, 8, draft=draft, draft_max=most)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ModelError, match="no room for a draft"):
+        kit.generate(model, PROMPT, 8, draft="ngram", cache=model.new_cache(14))
+    other = kit.open(model_files.write(folder, "tiny-qwen2", "Q4_K_M"))
+    with pytest.raises(ModelError, match="another vocabulary"):
+        check_pair(kit.open(small), other)
