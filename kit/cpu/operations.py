@@ -88,7 +88,7 @@ class Recording(threads.Program):
         return self.add(task, arguments, -tasks if alone else tasks)
 
     def append(self, rows: torch.Tensor, history: history.History, each: int = 1) -> None:
-        """Write keys or values (tokens, kv_heads, head_dim) to their positions, or of one token to the block of ``each`` that it is in."""
+        """Write keys or values (tokens, kv_heads, head_dim) to the positions, or those of a token to its block of ``each``."""
         self._appends.setdefault(each, []).append(self.do("append", rows, history, alone=True))
 
     def pool(self, row: torch.Tensor, held: torch.Tensor, mean: torch.Tensor) -> None:

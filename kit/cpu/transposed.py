@@ -38,7 +38,7 @@ class _Field(NamedTuple):
     packed: bool
 
 
-class Words(NamedTuple):
+class PackedWords(NamedTuple):
     """Where the codes of a super-block are: the places of 16 bytes each, and the fields of each four weights."""
 
     places: tuple[int, ...]
@@ -46,7 +46,7 @@ class Words(NamedTuple):
 
 
 @functools.cache
-def words_of(format: Format) -> Words | None:
+def words_of(format: Format) -> PackedWords | None:
     """The words that hold the codes of a format's super-blocks; None if four weights are not in one word."""
     if not format.codes.planes or format.codes.listed or (format.codes.values and len(format.codes.values) > 16):
         return None
@@ -71,7 +71,9 @@ def words_of(format: Format) -> Words | None:
     if min(places) < 0:
         return None
     index = {place + 4 * i: 4 * n + i for n, place in reversed(list(enumerate(places))) for i in range(4)}
-    return Words(tuple(places), tuple(tuple(_Field(index[f], *rest) for f, *rest in of) for of in zip(*fields, strict=True)))
+    return PackedWords(
+        tuple(places), tuple(tuple(_Field(index[f], *rest) for f, *rest in of) for of in zip(*fields, strict=True))
+    )
 
 
 def _codes(format: Format, less: int):

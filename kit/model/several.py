@@ -17,8 +17,8 @@ from kit.model.forward import scaled
 from kit.model.plan import Plan, obstacle
 from kit.products import PRODUCTS
 
-_SCANS = {"convolution", "delta net", "mamba2"}  # what reads and writes the states of recurrent layers
-_STRIDED = _SCANS | {"append", "dequantize", "route"}  # what takes operands that are views
+_SCANS = {"convolution", "delta net", "kda", "mamba2"}  # what reads and writes the states of recurrent layers
+_STRIDED = {"convolution", "delta net", "mamba2", "append", "dequantize", "route"}  # what takes operands that are views
 
 
 class NotRecorded(Exception):
@@ -136,7 +136,7 @@ class PlanOfSeveral(Plan):
     def choose(self, layer, q, weights=None):
         raise NotRecorded("a choice of positions is that of one token")
 
-    index = choose
+    index = index_blocks = choose
 
     def attend(self, layer, q, k=None, v=None):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
