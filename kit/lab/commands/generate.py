@@ -40,13 +40,15 @@ _WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
 @click.option(
     "--routes", type=click.Path(dir_okay=False), metavar="FILE", help="Record which experts are used, for kit experts."
 )
+@click.option("--draft", metavar="FILE", help="ngram, or the file of a smaller model that drafts tokens; see above.")
+@click.option("--draft-max", default=4, show_default=True, type=click.IntRange(1, 8), help="The most tokens of a draft.")
 @click.option("--by-depth", is_flag=True, help="Then time a token after 64, 4K, 16K and 64K positions, by kind of layer.")
 @click.option("--ignore-end", is_flag=True, help="Continue after the model's end-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON at the end, and no text before.")
 @click.pass_context
 def command(
     ctx, file, model, prompt, prompt_file, tokens, chat, system, chat_template_kwargs, max_tokens, routes, by_depth, ignore_end,
-    pages, as_json, cache, memory, policy, backend, attention, linear, kv, context, **sampling,
+    pages, as_json, cache, memory, policy, backend, attention, linear, kv, context, draft, draft_max, **sampling,
 ):  # fmt: skip
     """Generate text from a model, and show its speed.
 
@@ -78,6 +80,12 @@ def command(
                           LRU, then takes the policy that hits most when the first 24 tokens are replayed
 
     \b
+    --draft small.gguf    let a smaller model with the same vocabulary propose tokens, which this model verifies several at a
+                          time. Greedy answers stay the same, drawn ones have the same distribution
+            ngram         propose what followed the last tokens when the prompt or the answer had them before
+    The last line says how many tokens were accepted, and the speed with and without. A draft that loses is switched off.
+
+    \b
     --pages large         map the file with 2 MiB pages; if it is cached in small pages, it is read once more
             small         map the file with the pages of the page cache
             copied        copy the file into the memory of the process
@@ -90,6 +98,7 @@ def command(
     kit generate model.gguf --tokens 1,450,7483 --cache lru:4GiB --json
     kit generate large.gguf -p "Once upon a time" --linear fused --cache pinned:4GiB
     kit generate mixture.gguf -p "Once upon a time" --memory 8GiB
+    kit generate qwen2.5-coder-1.5b --prompt-file edit.txt --draft ngram
     kit generate mixture.gguf -p "Once upon a time" --routes routes.jsonl.gz
 
     If kit has no forward pass for the architecture, the model runs through transformers, if the extra `hf` is
@@ -134,6 +143,11 @@ def command(
     start, kept, via = _way(opened, asked, linear, cache, backend, attention, context, kv)
     if by_depth and (memory or opened.compressed or linear not in BLOCKS or via != "kit's own pass"):
         raise click.UsageError("--by-depth has no effect here: it times the kit's own pass from the blocks of a file that fits")
+    if draft and (memory or opened.compressed or linear not in BLOCKS or via != "kit's own pass"):
+        raise click.UsageError(
+            "--draft has no effect here: it works with the kit's own pass from the blocks of a file that fits"
+        )
+    drafting = {"draft": draft, "draft_max": draft_max} if draft else {}
     if chat:
         messages = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": prompt}]
         prompt = chat_ids(opened, messages, chat_template_kwargs)
@@ -152,7 +166,8 @@ def command(
     begun = time.perf_counter()
     some = prompt[: 4 * _WARM if isinstance(prompt, str) else _WARM]
     some = some[:1] * len(some) if slots else some  # one token uses few experts, so few are read for the warm-up
-    start(kept if pins else kit.NoCache(), some, min(max_tokens, 3), stop_at_end=False, trace=trace)
+    first = min(max_tokens, 3 + 2 * draft_max) if draft else min(max_tokens, 3)
+    start(kept if pins else kit.NoCache(), some, first, stop_at_end=False, trace=trace, **drafting)
     warm = time.perf_counter() - begun
     has_run(opened)
     trace.clear()
@@ -169,6 +184,7 @@ def command(
                 on_text=None if as_json or tokens is not None else lambda text: click.echo(text, nl=False),
                 stop_at_end=not ignore_end,
                 trace=trace,
+                **drafting,
                 **sampling,
             )
     finally:
@@ -205,6 +221,7 @@ def command(
         "experts": slots and asdict(slots.stats) | {"hit_rate": slots.stats.hit_rate, "waited_seconds": slots.waited},
         "depths": _depths(opened, linear, kv) if by_depth else [],
         "pages": opened.reading_again.told if opened.reading_again else [],
+        "draft": asdict(answer.draft) | {"told": answer.draft.told()} if draft else None,
         "faster": _faster(opened) if linear == "fused" and via == "kit's own pass" and not memory and not busy else "",
     }
     if as_json:
@@ -256,6 +273,8 @@ def _refuse_idle(asked: set, linear: str, temperature: float) -> None:
             for name in ("cache", "backend") if linear in BLOCKS]  # fmt: skip
     if temperature == 0:
         idle += [(name, "at --temperature 0 (the most likely token)") for name in ("top_k", "top_p", "seed")]
+    if "draft" not in asked:
+        idle += [("draft_max", "without a draft: add --draft ngram or --draft FILE")]
     if "chat" not in asked:
         idle += [(name, "without a chat: add --chat") for name in ("system", "chat_template_kwargs")]
     idle += [("chat", "on token ids: give the text with -p")] if "tokens" in asked else []

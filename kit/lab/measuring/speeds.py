@@ -15,7 +15,7 @@ def bound_of(answer, limited: bool, busy: Busy | bool = False):
     now = [] if limited or memory_available() < _FREE else [state.probe_state().read_gbps]
     read = max([*now, *(known.samples if known else ())], default=None)
     decoded = answer.nbytes[1:]
-    least = sum(decoded) / len(decoded) / (read * 1e9) if decoded and read else 0
+    least = sum(decoded) / (len(answer.tokens) - 1) / (read * 1e9) if decoded and read else 0
     return {"read_gbps": read, "decode_bound_tokens_per_second": 1 / least if least and not busy else None}
 
 
@@ -51,3 +51,5 @@ def lines_of(answer, speed, first: str = ""):
     yield from (f"pages        {line}" for line in speed["pages"])
     if speed["faster"]:
         yield f"faster       {speed['faster']}"
+    if speed.get("draft"):
+        yield f"draft        {speed['draft']['told'].removeprefix('draft ')}"
