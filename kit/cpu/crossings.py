@@ -12,8 +12,10 @@ import time
 import numpy as np
 import torch
 
-from kit.cpu import gemm, gemm_codes, gemv_codes
+from kit.cpu import gemm, gemm_codes
 from kit.cpu.activations import DIGITS, quantize
+from kit.cpu.gemv_codes import kernel as kernel_of_rows
+from kit.cpu.gemv_codes import layout as layout_of_rows
 from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import SUPERBLOCK
 from kit.cpu.tasks import address_of, beside, function
@@ -108,7 +110,7 @@ def _call(format, activations, name, size, x, y):
 def kernel(format: Format, activations: str, name: str, tokens: int):
     """The task of one of these kernels."""
     if name == ROWS:
-        return gemv_codes.kernel(format, tier(), activations)
+        return kernel_of_rows(format, tier(), activations)
     if name == FLOATS:
         return gemm.kernel(format, tier())
     by = gemm_codes.multiplier(tokens)
@@ -119,4 +121,4 @@ def layout(format: Format, activations: str, name: str) -> dict[str, int]:
     """What ``quantize`` needs to know for ROWS or TILES."""
     if name == TILES:
         return gemm_codes.layout(format, activations)
-    return gemv_codes.layout(format, tier().value, activations)
+    return layout_of_rows(format, tier().value, activations)

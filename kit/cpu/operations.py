@@ -22,7 +22,7 @@ from kit.cpu import (
     threads,
 )
 from kit.cpu.shapes import Choice
-from kit.cpu.tasks import Step, address_of
+from kit.cpu.tasks import ARGUMENTS, Step, address_of
 
 _TABLE = 512  # positions in the table of cosines and sines
 
@@ -146,6 +146,15 @@ class Recording(threads.Program):
     def place(self, part: torch.Tensor, target: torch.Tensor) -> None:
         """Copy part (heads, n), whose rows are contiguous, to the first n numbers of the rows of target (heads, any)."""
         self.do("append", part[:, None], history.History.of(target[None]))
+
+    def part(self, steps: Sequence[int]) -> threads.Program:
+        """A program of some of the steps, with the arguments that they have now, in memory that this one holds."""
+        some = threads.Program()
+        for step in steps:
+            task = self._tasks[step]
+            arguments = self.steps[step, ARGUMENTS : ARGUMENTS + len(task.parameters)].tolist()
+            some.add(task, arguments, int(self.steps[step, self.TASKS]))
+        return some
 
     def move_to(self, position: int) -> None:
         """The next run is of the token, or the first of the tokens, at ``position``, from 0."""

@@ -9,8 +9,6 @@ from what the layer saw, which the pass left in its place.
 import torch
 
 from kit.cpu.linear import Activations
-from kit.cpu.tasks import ARGUMENTS
-from kit.cpu.threads import Program
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import blocks_of, find_tensor, layer_of
 from kit.model.forward import scaled
@@ -33,11 +31,7 @@ class PlanOfSeveral(Plan):
             raise NotRecorded(reason)
         self.tokens, self._first, self._scans = tokens, 0, []
         super().__init__(model, cache)
-        self._again = Program()  # of the recurrent layers alone
-        for step in self._scans:
-            task = self.program._tasks[step]
-            arguments = self.program.steps[step, ARGUMENTS : ARGUMENTS + len(task.parameters)].tolist()
-            self._again.add(task, arguments, int(self.program.steps[step, Program.TASKS]))  # self.program holds the memory
+        self._again = self.program.part(self._scans)  # the recurrent layers alone
 
     def steps(self, tokens, position: int) -> torch.Tensor:
         """Logits (tokens, vocabulary) after each of the tokens, whose keys and values are written from ``position`` on."""
