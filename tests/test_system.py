@@ -293,7 +293,9 @@ def test_a_thread_that_wakes_at_once_keeps_its_priority(there):
         system.wake_at_once()
 
 
-@pytest.mark.parametrize("quota, cores", [("50000 100000", 1), ("150000 100000", 2), ("900000 100000", 3), ("max 100000", 3)])
+@pytest.mark.parametrize(
+    "quota, cores", [("50000 100000", 1), ("120000 100000", 1), ("150000 100000", 2), ("900000 100000", 3), ("max 100000", 3)]
+)
 def test_threads_are_no_more_than_every_group_gives_time_to(told, monkeypatch, quota, cores):
     monkeypatch.setattr(system.os, "sched_getaffinity", lambda pid: {3, 5, 7}, raising=False)
     for place in ("", "/a", "/a/b"):  # its own group, the root, and one between them

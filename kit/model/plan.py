@@ -65,7 +65,7 @@ class Plan(Ops):
         for ngrams, state, steps, blocks in self._ngrams:
             before = (state.long() - 1).tolist()
             for step, row in zip(steps, ngrams.chosen([token], before)[0].tolist(), strict=True):
-                self.program.set([step], blocks=blocks.ctypes.data + row * blocks.shape[1])
+                self.program.set([step], blocks=blocks[row])
             state.copy_(torch.tensor([*before[1:], int(token)], dtype=torch.float32, device="cpu") + 1)
         self.program.move_to(position)
         self._parts_of.run(self.weights.experts) if self._parts_of else self.program.run()
