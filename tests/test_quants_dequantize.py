@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tracemalloc
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -316,3 +317,13 @@ def test_errors_say_what_was_wrong(arguments, says, backend):
 
 def test_every_backend_in_the_registry_can_be_imported():
     assert {"cpu", "reference"} <= set(BACKENDS)
+
+
+@pytest.mark.parametrize("backend", ["reference", "plain", "cpu"])
+def test_blocks_that_nobody_may_write_give_no_warning(backend):
+    """Those of a mapped file: gguf-py's own weights of F32 are a view of them."""
+    blocks = np.arange(64, dtype=np.float32).view(np.uint8).reshape(64, 4)
+    blocks.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kit.dequantize(blocks, "F32", backend=backend).sum() == 63 * 32

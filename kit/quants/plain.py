@@ -27,8 +27,8 @@ def in_chunks(dequantized, blocks: np.ndarray, format: Format, out) -> None:
     out = (torch.from_numpy(out) if isinstance(out, np.ndarray) else out).view(-1, format.block_elements)
     with np.errstate(all="ignore"):  # NaN and infinite scales are valid input
         for start in range(0, len(blocks), step):
-            values = torch.from_numpy(dequantized(blocks[start : start + step]))
-            out[start : start + step] = values.view(-1, format.block_elements)
+            values = np.require(dequantized(blocks[start : start + step]), requirements="W")  # a view of a file is copied
+            out[start : start + step] = torch.from_numpy(values).view(-1, format.block_elements)
 
 
 def weights(format: Format, block) -> np.ndarray:
