@@ -388,7 +388,7 @@ def test_text_comes_as_it_is_made(files):
         kit.hf.generate(files("llama"), [5], 0)
 
 
-@pytest.mark.parametrize("name", ["falcon", "t5", "mamba"])
+@pytest.mark.parametrize("name", ["bloom", "t5", "mamba"])
 def test_the_command_goes_on_where_the_kit_has_no_pass(files, name, monkeypatch):
     from click.testing import CliRunner
 
@@ -414,7 +414,7 @@ def test_the_command_goes_on_where_the_kit_has_no_pass(files, name, monkeypatch)
 SELDOM = "enc.", "cross_attn_k", "cross_attn_v", "ssm_a"  # asked for with a prompt alone, and a vector a row
 
 
-@pytest.mark.parametrize("name", ["falcon", "t5", "mamba", "llama"])
+@pytest.mark.parametrize("name", ["bloom", "t5", "mamba", "llama"])
 def test_the_order_of_use_and_a_measured_way_through_transformers(files, name):
     with kit.open(files(name)) as file:
         order = order_of(file, 2, "transformers" if name == "llama" else "")
@@ -435,7 +435,7 @@ def test_via_names_whose_pass_it_is(files, tmp_path, monkeypatch):
     monkeypatch.setattr("kit.lab.measuring.machine.probe", lambda: pytest.fail("measured first"))
     change = lambda metadata, _: metadata.update({"general.architecture": "rwkv6"})  # noqa: E731
     other = rewrite(files("llama"), tmp_path / "other.gguf", change)
-    cases = (files("falcon"), "kit", "'falcon' is not supported"), (other, "transformers", "cannot configure 'rwkv6'")
+    cases = (files("bloom"), "kit", "'bloom' is not supported"), (other, "transformers", "cannot configure 'rwkv6'")
     for path, via, words in cases:
         with kit.open(path) as file, pytest.raises(ModelError, match=words):
             order_of(file, 2, via)
@@ -445,7 +445,7 @@ def test_via_names_whose_pass_it_is(files, tmp_path, monkeypatch):
 
 def test_a_tokenizer_that_nobody_knows(files, tmp_path):
     change = lambda metadata, _: metadata.update({"tokenizer.ggml.model": "odd", "tokenizer.ggml.tokens": ["a"] * 128})  # noqa: E731
-    path = rewrite(files("falcon"), tmp_path / "odd.gguf", change)
+    path = rewrite(files("bloom"), tmp_path / "odd.gguf", change)
     with pytest.raises(TokenizerError, match=r"'odd'.*kit\.hf\.model_over\(kit\.hf\.Source\.of\(kit\.open\(path\)\)\)"):
         kit.hf.load(path)
     assert kit.hf.model_over(kit.hf.Source.of(kit.open(path)))(input_ids=TOKENS).logits.isfinite().all()
