@@ -89,7 +89,8 @@ ON_MACOS = {  # every call in kit/system -> what asks macOS in its place; "same"
     "mmap.MAP_SHARED": "same", "mmap.PROT_READ": "same", "libc().madvise": "same", "libc().mincore": "same",
     "libc().mlock": "same", "libc().msync": "same", "libc().signal": "same", "libc().execve": "same", "libc()._exit": "same",
     "libc().sysctlbyname": "same", "libc().proc_pid_rusage": "same",
-    "psutil.virtual_memory": "same", "psutil.cpu_count": "same", ".dylib": "same", ".so": ".dylib", "/proc": "libc().sysctlbyname",
+    "psutil.virtual_memory": "same", "psutil.cpu_count": "same",
+    ".dylib": "same", ".so": ".dylib", "/proc": "libc().sysctlbyname",
     "/sys": "libc().sysctlbyname", "os.sched_getaffinity": "libc().sysctlbyname", "os.O_DIRECT": "fcntl",
     "os.posix_fadvise": "libc().msync", "psutil.Process().io_counters": "libc().proc_pid_rusage",
     "psutil.Process().memory_info": "same", "os.sched_setaffinity": "", "cgroup": "", "libc().syscall": "", "libc().prctl": "",
@@ -313,7 +314,8 @@ def test_threads_are_no_more_than_every_group_gives_time_to(told, monkeypatch, q
 
 MIB = 1 << 20
 UNLIMITED = str(2**63 - 4096)  # of version 1
-STAT_V1 = f"inactive_file 1\nhierarchical_memory_limit {400 * MIB}\ntotal_inactive_file {20 * MIB}\ntotal_active_file {10 * MIB}\n"
+STAT_V1 = f"inactive_file 1\nhierarchical_memory_limit {400 * MIB}\n"
+STAT_V1 += f"total_inactive_file {20 * MIB}\ntotal_active_file {10 * MIB}\n"
 STAT_V2 = f"anon {50 * MIB}\nfile {90 * MIB}\ninactive_anon 5\nactive_file {10 * MIB}\ninactive_file {20 * MIB}\n"
 
 
