@@ -441,7 +441,7 @@ def test_the_command_as_json(run, path, tmp_path):
     assert limit["tokens_per_second"] == pytest.approx(1 / limit["seconds"]) and told["answer"]["reached"][0]["seconds"] > 0
     assert all(isinstance(row["size_bytes"], (int, float)) and row["bytes_per_token"] > 0 for row in told["holds"])
     assert not texts_of_bytes(told), "numbers, no text of them"
-    assert {row["cpu float32"] for row in told["exactness"]} == {"equal"}
+    assert {row["cpu_float32"] for row in told["exactness"]} == {"equal"}
     assert [row["precision"] for row in told["quality"]] == [
         "float32",
         "float16",
