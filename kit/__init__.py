@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from kit import errors
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOME = {  # public name -> module that defines it
     "open": "kit.gguf.reader",
