@@ -54,7 +54,7 @@ if MODE == "compile":
 import torch  # noqa: E402
 
 import kit  # noqa: E402
-from kit.cpu import convolution, elementwise, gemm_codes, norm, operations, recurrent, shapes  # noqa: E402
+from kit.cpu import convolution, crossings, elementwise, gemm_codes, norm, operations, recurrent, shapes  # noqa: E402
 from kit.cpu.attention import attend  # noqa: E402
 from kit.cpu.linear import linear  # noqa: E402
 from kit.gguf.formats import FORMATS  # noqa: E402
@@ -64,7 +64,11 @@ norm.SMALL_NORM = 0  # as a task
 if MODE == "compile":
     kit.Transformer._check_finite = lambda *_: None  # what no kernel has written holds anything
 gemm_codes.TILES["plain"] = gemm_codes.TILES["neon"]
-gemm_codes.FASTER["int8"] += ("plain",)
+gemm_codes.FASTER[1] += ("plain",)
+# Which kernel is faster is nothing that an emulator knows, and code that is only compiled cannot be timed: each has its turn.
+crossings.fastest = lambda _, activations, tokens, recorded=False: (
+    crossings.ROWS if tokens < 8 or recorded else crossings.TILES if activations == "int8" else crossings.FLOATS
+)
 FEW = ("Q4_K", "Q6_K", "Q8_0", "Q4_0")
 SIXTEEN = ("Q4_K", "Q8_0")  # with activations of sixteen bits, too: by steps and by scales
 RARE = (("float32", 3), ("int8", 1))  # of the other formats, each with code of its own: activations and tokens

@@ -106,7 +106,7 @@ class Smaller(Drafter):
 def check_pair(target, draft) -> None:
     """ModelError unless the file ``draft`` can draft for the file ``target``: a smaller model whose tokens are the same."""
     if any("nextn." in name for name in draft.tensors) and "blk.0.attn_norm.weight" not in draft.tensors:
-        raise ModelError(f"{draft.path}: an MTP head without its model, which kit does not run; kit explain says what it costs")
+        raise ModelError(f"{draft.path}: an MTP head without its model, which kit does not run")
     size, own = (sum(info.nbytes for info in file.tensors.values()) for file in (target, draft))
     if own >= size:
         raise ModelError(f"{draft.path}: a draft of {own:,} bytes for a model of {size:,} cannot pay: give a smaller one")
