@@ -42,7 +42,7 @@ _WRITTEN = {  # what llama.cpp's converter writes and transformers takes from it
     "qwen2_moe": {"expert_feed_forward_length": 1408, "expert_shared_feed_forward_length": 5632},
     "qwen3_moe": {"expert_feed_forward_length": 768},
     "stablelm": {"rope.dimension_count": 4},
-    "falcon": {"attention.layer_norm_epsilon": 1e-5},
+    "falcon": {"attention.layer_norm_epsilon": 1e-5, "attention.head_count_kv": 1, "feed_forward_length": 256},
     "nemotron": {"rope.dimension_count": 8, "attention.layer_norm_epsilon": 1e-5},
 }
 ARCHITECTURES = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "minimax_m2": "minimax-m2"}

@@ -27,7 +27,6 @@ from benchmarks._oracle import write
 from kit.cache.traces import Requests, repeated
 from kit.errors import TraceError
 from kit.lab.commands import cli
-from kit.lab.engines import processes as engines
 from kit.lab.explaining import answer, sentences, tables
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.measured_ways import Measured, measure
@@ -542,11 +541,12 @@ def test_a_way_that_rounds_says_what_that_does(study, monkeypatch):
     monkeypatch.setitem(study.__dict__, "kept_quality", {})  # another test may have measured this file's
     study.__dict__.pop("quality", None)
     study.__dict__["kept_quality"] = {}
-    assert "activations rounded to 8 bits." in sentences.advise(study)
-    study.__dict__["quality"] = pd.DataFrame({"kl": {"int8 activations": 0.0079}, "kl_error": {"int8 activations": 0.0004}})
-    assert "activations rounded to 8 bits, KL 0.0079 ± 0.0004 nats." in sentences.advise(study)
+    reached = lambda: {row["precision"]: row["same"] for row in answer.gather(study)["reached"]}  # noqa: E731
+    assert reached() == {"float32": 1.0, "int16 activations": None, "int8 activations": None}
+    study.__dict__["quality"] = pd.DataFrame({"same": {"int8 activations": 0.98}, "kl": {"int8 activations": 0.0079}})
+    assert reached()["int8 activations"] == 0.98
     study.__dict__["quality"] = "no tokenizer"
-    assert "activations rounded to 8 bits, its effect not measured." in sentences.advise(study)
+    assert reached()["int8 activations"] is None
     del study.__dict__["quality"], study.__dict__["kept_quality"]
 
 
@@ -562,13 +562,10 @@ def test_a_gain_is_told_with_the_loss_that_it_costs(path, monkeypatch):
     }
     start = "With kit: take int8 activations, 2.00 times as fast, if you accept their loss of quality"
     assert answer._change(study, ways)[0] == f"{start} (measured below)."
-    study.kept_quality["int8 activations"] = {"kl": 0.0016, "kl_error": 0.0001}
-    study.kept_quality["llama.cpp, mmap 2026.1"] = {"kl": 0.0014, "kl_error": 0.00006}
-    assert answer._change(study, ways)[0] == f"{start} (KL 0.0016 ± 0.0001 nats)."
-    monkeypatch.setattr(engines.llama_cpp, "available", lambda: True)
-    study.__dict__["engines"] = {}
-    said = answer._beside(study, None, answer.Reached(engines.PEER, None, 1, 1, 1, 0.0))
-    assert said.endswith("it rounds activations to 8 bits as well (KL 0.0014 ± 0.00006 nats).")
+    study.kept_quality["int8 activations"] = {"kl": 0.0016, "same": 0.981}
+    study.kept_quality["llama.cpp, mmap 2026.1"] = {"kl": 0.0014, "same": 0.986}
+    assert answer._change(study, ways)[0] == f"{start} (the next token is float32's in 98.1% of positions)."
+    assert answer._same(study, "llama.cpp") == 0.986
     study.kept_quality.clear()
     study.__dict__["quality"] = "no tokenizer"
     assert answer._change(study, ways)[0] == f"{start} (not measured)."
@@ -577,15 +574,16 @@ def test_a_gain_is_told_with_the_loss_that_it_costs(path, monkeypatch):
 def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
     programs = [True, True, False, False, False]  # the first takes three tries, the others one
     answers = iter(programs + [True] * 3 + [False] * 9)
-    monkeypatch.setattr("kit.lab.measuring.state.watched", lambda work, with_=(): (work(), 0.0, next(answers)))
+    monkeypatch.setattr(
+        "kit.lab.measuring.state.watched", lambda work, with_=(): (work(), 1.9 * (others := next(answers)), others)
+    )
     study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
     first, *others = study.measure_best(1).values()
     assert first.disturbed and not any(found.disturbed for found in others) and next(answers) is False
-    assert sentences.advise(study).count("while other processes") == 1
 
 
 def test_a_disturbed_measurement_is_not_repeated_when_the_minute_has_no_room_for_it(path, monkeypatch):
-    monkeypatch.setattr("kit.lab.measuring.state.watched", lambda work, with_=(): (work(), 0.0, True))
+    monkeypatch.setattr("kit.lab.measuring.state.watched", lambda work, with_=(): (work(), 1.9, True))
     study, tries = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3), []
     measured = measuring.measure
     monkeypatch.setattr(measuring, "measure", lambda *given: tries.append(given[0]) or measured(*given))

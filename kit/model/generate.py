@@ -56,7 +56,7 @@ class Sampler:
     def chances(self, logits: torch.Tensor) -> torch.Tensor:
         """The chance of each token, (vocabulary,) float64, at a temperature above 0."""
         some, ids = self._chances(logits)
-        return torch.zeros(len(logits), dtype=torch.float64).index_put_((ids[: len(some)],), some)
+        return torch.zeros(len(logits), dtype=torch.float64, device="cpu").index_put_((ids[: len(some)],), some)
 
     def draw(self, chances: torch.Tensor) -> int:
         """An index, by its chance."""
@@ -70,7 +70,9 @@ class Sampler:
             return own, own == token
         chances = self.chances(logits)
         of_draft = 1.0 if drafted is None else float(drafted[token])
-        if float(torch.rand(1, generator=self._generator, dtype=torch.float64)) * of_draft < float(chances[token]):
+        if float(torch.rand(1, generator=self._generator, dtype=torch.float64, device="cpu")) * of_draft < float(
+            chances[token]
+        ):
             return token, True
         if drafted is None:
             chances[token] = 0

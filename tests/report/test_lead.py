@@ -132,9 +132,9 @@ def test_pages_that_publish_two_values_of_one_way_are_a_warning(tmp_path):
         return published.disagreements(run, [row])
 
     assert told() == told([0.085, 0.089, 0.091]) == []
-    [said] = told([0.087, 0.088, 0.0885])
-    ours, theirs = "88.0 ms (87.0 ms to 88.5 ms) in 07_memory_frontier", "100 ms (90.9 ms to 111 ms) in peers.json"
-    assert said == f"a token, blocks as they lie: {ours}, {theirs}: two values of one measurement"
+    [said] = told([0.0400, 0.0401, 0.0402])
+    assert said.startswith("a token, blocks as they lie: 40.1 ms (") and "in 07_memory_frontier, 100 ms (" in said
+    assert said.endswith(" in peers.json: two values of one measurement")
     assert len(told(stored=[0.2, 0.21])) == 1 and told([0.5], state={"busy": "others"}) == []
     assert told([0.5], parameters={"model": "another"}) == [], "of another file"
     model = {"model": "m.gguf"}

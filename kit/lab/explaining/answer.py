@@ -154,8 +154,8 @@ def _gains(best: Reached, default: Reached) -> bool:
 
 
 def table(study: Study) -> list[answer_table.Row]:
-    """The answer's table: the limit, llama.cpp, kit's ways."""
-    return answer_table.rows(gather(study))
+    """The answer's table: the limit, llama.cpp, kit's ways; on a busy machine without a limit, as nothing is a share of it."""
+    return [row for row in answer_table.rows(gather(study)) if not (study.busy and row.kind == "limit")]
 
 
 def told(study: Study) -> list[str]:
@@ -169,7 +169,8 @@ def told(study: Study) -> list[str]:
                                 command(study, BLOCKS) or "kit generate FILE"))  # fmt: skip
     if not study.room.fits:
         lines.append(_short(study))
-    if len(rows := table(study)) > 1:
+    rows = table(study)
+    if any(row.kind != "limit" for row in rows):
         lines += ["", answer_table.text(rows, width()), ""]
     after = concluded(study)
     return [after[0], *lines, *after[1:]] if study.busy else [*lines, *after]
@@ -250,7 +251,7 @@ def _lost(study: Study, name: str) -> dict | None:
 def _same(study: Study, name: str) -> float | None:
     """How often a precision or an engine has float32's most probable next token; None where it is not known."""
     lost = _lost(study, name)
-    return lost and lost["same"]
+    return lost.get("same") if lost else None
 
 
 def _short(study: Study) -> str:

@@ -88,8 +88,8 @@ def text(rows: Sequence[Row], width: int = 80) -> str:
     for trim in (lambda row: row, lambda row: row._replace(option=""), lambda row: row._replace(option="", same=None)):
         kept = [trim(row) for row in ordered(rows)]
         lines = [HEADS, *map(_cells, kept)]
-        if all(row.same is None for row in kept):
-            lines = [line[:3] for line in lines]
+        known = [True, True, *(any(line[n] for line in lines[1:]) for n in (2, 3))]  # a column that nothing is known of is none
+        lines = [tuple(cell for cell, is_known in zip(line, known, strict=True) if is_known) for line in lines]
         wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
         right = [[cell.rjust(n) for cell, n in zip(line, wide, strict=True)][1:] for line in lines]
         told = ["  ".join([line[0].ljust(wide[0]), *cells]).rstrip() for line, cells in zip(lines, right, strict=True)]

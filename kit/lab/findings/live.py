@@ -18,6 +18,7 @@ from kit.lab import tables
 from kit.lab.claims.gates import NOISE
 from kit.lab.measuring import measurements
 from kit.lab.measuring.kept import once_a_run
+from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.ways import KEPT, KEPT_RATE
 from kit.system import last_level_cache
 
@@ -100,7 +101,8 @@ def all_kept(lab, file, measure: Callable[[], list[float]]) -> list[float]:
     the page that came first, else measured, and noted for the others."""
 
     def measured():
-        return [1 / rate for rate in lab.once(KEPT_RATE, "tok/s", measure)], lab.busy
+        cores = 2 * BUSY * bool(lab.busy)  # the session says in words that others were there, not how many cores they used
+        return [1 / rate for rate in lab.once(KEPT_RATE, "tok/s", measure)], cores
 
     store, digest = measurements.of_run(lab.out), measurements.digest_of(file)
     reading = measurements.once(store, KEPT.label, digest, measured, lab.notebook, busy=True)
