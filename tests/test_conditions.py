@@ -19,7 +19,8 @@ from kit.system.paths import ROOT
 NO_SPEED = {  # variables of docs/environment.md from which no speed follows -> why
     "KIT_RESULTS": "a place", "KIT_MODELS": "a place", "KIT_MEASURED": "a place", "KIT_PATIENCE": "how long to wait",
     "NUMBA_CACHE_DIR": "a place", "TRITON_CACHE_DIR": "a place", "HF_HOME": "a place", "HF_HUB_OFFLINE": "what is fetched",
-    "HF_TOKEN": "who fetches",
+    "HF_TOKEN": "who fetches", "KIT_SERVER_KEY": "who asks", "HF_HUB_CACHE": "a place", "JAN_DATA_FOLDER": "a place",
+    "OLLAMA_MODELS": "a place", "XDG_CACHE_HOME": "a place", "LLAMA_CACHE": "a place",
 }  # fmt: skip
 OTHERS = (
     "OMP_PROC_BIND", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "MKL_NUM_THREADS", "NUMBA_OPT", "NUMBA_ENABLE_AVX", "MALLOC_ARENA_MAX",
@@ -81,11 +82,11 @@ def test_a_damaged_machine_is_measured_again(tmp_path, monkeypatch, text):
     path, again = tmp_path / machine.ENVIRONMENT, replace(MACHINE, id=machine.machine_id())
     path.write_text(text)
     with pytest.warns(KitWarning, match="environment.json does not describe a machine"):
-        assert _run(tmp_path).read_gbps is None and html.environment(tmp_path) is None
+        assert _run(tmp_path).limits == {} and html.environment(tmp_path) is None
     monkeypatch.setattr(machine, "probe", lambda: again)
     with pytest.warns(KitWarning, match="measured again"):
         assert machine.of_run(tmp_path) == again
-    assert machine.kept(tmp_path) == again and _run(tmp_path).read_gbps == again.read_gbps
+    assert machine.kept(tmp_path) == again and _run(tmp_path).limits["read_gbps"] == again.read_gbps
     assert [each.name for each in tmp_path.iterdir()] == [path.name], "written whole"
 
 

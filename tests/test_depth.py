@@ -128,7 +128,7 @@ def test_a_layer_that_represents_several_counts_as_often(hybrid, monkeypatch):
 def test_generate_measures_it(hybrid):
     told = json.loads(run("generate", "--tokens", "5,6", "-n", "3", "--by-depth", "--json", "--ignore-end", hybrid))["depths"]
     assert [(row["positions"], row["by"]) for row in told] == [(positions, "measured") for positions in depth.DEPTHS]
-    assert all(row["delta net"] > 0 for row in told)
+    assert all(row["delta_net"] > 0 for row in told)
     refused = CliRunner().invoke(cli.main, ["generate", "--tokens", "5", "--by-depth", "--cache", "all", str(hybrid)])
     assert refused.exit_code == 2 and "--by-depth has no effect here" in refused.output
 

@@ -78,7 +78,8 @@ def test_perplexity_equals_llama_cpp(path, bos):
     ]
     assert found.surprisal == pytest.approx(theirs, rel=1e-2)  # llama.cpp rounds activations to INT8 blocks
     assert found.value == pytest.approx(np.exp(np.mean(theirs)), rel=1e-3)
-    assert found.error == pytest.approx(found.value * np.std(theirs, ddof=1) / np.sqrt(len(theirs)), rel=0.05)
+    alone = found.value * np.std(theirs, ddof=1) / np.sqrt(len(theirs))  # if each token were independent of its neighbors
+    assert alone / 2 < found.error < 4 * alone
     assert found.passed == sum(len(window) for window, _ in windows(ids, bos, 40, 20))
 
 

@@ -12,7 +12,7 @@ import pytest
 import kit
 
 PACKAGE = Path(kit.__file__).parent
-PUBLIC = {"_asdict", "_fields", "_replace", "_exit", "_getframe"}  # documented, in spite of the underscore
+PUBLIC = {"_asdict", "_field_defaults", "_fields", "_replace", "_exit", "_getframe"}  # documented, in spite of the underscore
 # module of the kit: package, the version with which its parts were last checked, module of the part, part. Parts that only
 # an instance has are written "instance.part" and are covered by the tests of that module.
 ROWS = [
@@ -36,6 +36,7 @@ ROWS = [
     ("hf/stored", "torch", "2.13.0", "torch", "ops.aten._to_copy"),
     ("hf/stored", "torch", "2.13.0", "torch", "ops.aten.add.Tensor._schema"),
     ("lab/figures", "matplotlib", "3.11.2", "", "Axes._left_title"),
+    ("lab/measuring/arithmetic", "torch", "2.13.0", "torch", "_int_mm"),
 ]
 
 

@@ -99,7 +99,7 @@ def test_the_answer_follows_the_table():
     assert quants.advice(table) == "small --linear fused-int8: 2 tokens per second, its answers KL 0.01 ± 0.001 nats."
     assert quants.advice(table.iloc[:1]) == "big: 1 tokens per second, its answers the exact ones."
     assert quants.advice(table.iloc[2:]).startswith("None: every file loses more than")
-    assert "other processes used 1.5 cores" in quants.advice(table.assign(others=1.5))
+    assert "Busy machine: others used 1.5 of" in quants.advice(table.assign(others=1.5))
 
 
 @pytest.mark.slow
@@ -148,8 +148,8 @@ def test_the_parts_of_a_model_are_one_file_and_two_files_of_one_name_are_two(sou
 
     monkeypatch.setattr(quants, "_speeds", speeds)
     table = quants.study([parts[1], a, b, link, parts[0], b.parent / ".." / "b" / b.name], tokens=40, rounds=1, new=4)
-    assert len(measured) == 6
-    assert table.index.unique().tolist() == ["source.gguf", "a/model.gguf", "b/model.gguf"] and len(table) == 6
+    assert len(measured) == 9
+    assert table.index.unique().tolist() == ["source.gguf", "a/model.gguf", "b/model.gguf"] and len(table) == 9
     assert table["bytes"].unique().tolist() == [sum(part.stat().st_size for part in parts), a.stat().st_size, b.stat().st_size]
     _, axes = quants.figure(table)
     assert len({text.get_text() for text in axes.texts}) == 3

@@ -20,7 +20,7 @@ from kit.units import format_seconds
 
 KNOWN = """first-token-preload cold-inference warm-inference dual-level-cache cache-4gb-feasible attention-blas-speedup
 parallel-dequant variance-45-1100 blas-500 preload-memory preload-hit-rate miss-counter strong-count hypothesis-eviction
-hypothesis-instances hypothesis-stats hypothesis-thread-local cache-lookup-speedup lru-512mb prefetch-ahead
+hypothesis-pressure hypothesis-instances hypothesis-stats hypothesis-thread-local cache-lookup-speedup lru-512mb prefetch-ahead
 frequency-priority fix-verify fix-pinned fix-hashmap tile-295-5 generic-decoder double-cache hit-rate-85 token-time
 five-tokens cold-token layer-50s""".split()
 

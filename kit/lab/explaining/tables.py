@@ -232,4 +232,6 @@ def as_text(table: pd.DataFrame) -> str:
 
 def paragraph(text: str) -> str:
     """Text wrapped at the terminal's columns."""
-    return textwrap.fill(printable(text), width(), break_on_hyphens=False)  # a command is copied from it
+    return textwrap.fill(
+        printable(text), width(), break_on_hyphens=False, break_long_words=False
+    )  # a command is copied from it

@@ -25,7 +25,7 @@ FAMILIES = (  # variables that begin so change what Numba, torch, OpenMP, the al
     "MALLOC_", "MKL_", "NUMBA_", "OMP_", "ONEDNN_", "OPENBLAS_", "PYTORCH_", "THP_", "TORCHINDUCTOR_", "TRITON_",
 )  # fmt: skip
 NO_SPEED = (  # of a family, and no speed follows from them: places, messages, what libraries set by themselves as they load
-    "CUDA_CACHE_PATH", "CUDA_MODULE_LOADING", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "NUMBA_CACHE_DIR",
+    "CUDA_CACHE_PATH", "CUDA_MODULE_LOADING", "LLAMA_CACHE", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "NUMBA_CACHE_DIR",
     "NUMBA_COLOR_SCHEME", "NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "PYTORCH_NVML_BASED_CUDA_CHECK",
     "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", *BUILDS,
 )  # fmt: skip

@@ -23,6 +23,7 @@ VARIABLES = (  # that the kit reads or that change what it measures; docs/enviro
     "KIT_RESULTS", "KIT_MODELS", "KIT_PATIENCE", "KIT_MEASURED", "KIT_THREADS", "KIT_SIMD", "LLAMA_CPP", "IK_LLAMA_CPP",
     "OMP_NUM_THREADS", "NUMBA_CACHE_DIR", "NUMBA_CPU_FEATURES", "NUMBA_CPU_NAME", "TRITON_INTERPRET",
     "TRITON_CACHE_DIR", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN",
+    "HF_HUB_CACHE", "JAN_DATA_FOLDER", "KIT_SERVER_KEY", "LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME",
 )  # fmt: skip
 
 
@@ -68,7 +69,11 @@ def _libraries() -> list[Check]:
 
 
 def _environment() -> Check:
-    variables = [f"{name}={os.environ[name] if name != 'HF_TOKEN' else '...'}" for name in VARIABLES if name in os.environ]
+    variables = [
+        f"{name}={os.environ[name] if name not in ('HF_TOKEN', 'KIT_SERVER_KEY') else '...'}"
+        for name in VARIABLES
+        if name in os.environ
+    ]
     return Check("variables", "ok", printable(", ".join(variables)) or "none is set that the kit reads")
 
 
