@@ -304,6 +304,7 @@ CASES = {  # a notebook joins by its row
             "seen": lambda each: replace(each, hits=7, misses=3),
         },
         warns="live slots hit other experts",
+        steady={"**Which experts are kept matters more: 1.0 and 1.0 times.": "a tiny mixture, in which no way is apart"},
     ),
     "03_cache_variants": Case(
         number={"capacity": 0.5},

@@ -199,12 +199,11 @@ def test_a_burner_beside_kit_explain_leaves_llama_cpp_out(path, tmp_path, monkey
         with kit.open(path) as file:
             study = Study(file, lambda: MACHINE, memory=2 << 20, tokens=2)
             study.store = measurements.of_run(tmp_path)
-            told, digest = answer.concluded(study), measurements.digest_of(file)
+            there, digest = answer.peer(study), measurements.digest_of(file)
     finally:
         for burner in burners:
             burner.kill()
     assert asked == ["kit", "kit, int8 activations"]
-    assert {row.busy for row in study.engines.values()} == {True} and answer.peer(study) is None
-    assert told[0].startswith("Busy machine: others used ") and "No advice" in told[1]
+    assert {row.busy for row in study.engines.values()} == {True} and there is None
     kept = study.store.known(BLOCKS.label, digest, measurements.settings())
     assert kept is None, "no other page reads what a busy machine gave"
