@@ -28,7 +28,7 @@ pytestmark = [
 NAMES = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
 RUN = NAMES if os.environ.get("KIT_ALL_NOTEBOOKS") else ["00_start_here", "08_claims"]  # all ten take minutes
 CONTROLS = {  # notebook -> its controls, and the cells that they need
-    "03_cache_variants": ("list slider", "parameters imports policy play"),
+    "03_cache_variants": ("list slider", "parameters imports my-policy policy play"),
     "04_attention": ("slider", "parameters imports start file three-ways equal time-head play"),
     "05_tile_decode": ("list slider", "parameters session record tile entropy families residuals"),
     "07_memory_frontier": ("slider", "parameters imports disk file tensor ways measure whole best control play"),
