@@ -6,6 +6,8 @@ import webbrowser
 
 import click
 
+from kit.lab import interrupts
+
 TRACE = click.Path(exists=True, dir_okay=False)
 
 
@@ -229,6 +231,7 @@ def _explain(file, as_json, everything, **how):
                         click.echo(text + "\n")
             plain |= study.busy.facts
     except KeyboardInterrupt:
+        interrupts.over()  # what is told now may import
         click.echo("stopped; results so far are above", err=True)
     if as_json:
         click.echo(to_json(plain))

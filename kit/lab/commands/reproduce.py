@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from kit.lab import interrupts
+
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 OUT = click.Path(path_type=Path, file_okay=False)
 SECONDS = click.FloatRange(min=0, min_open=True)
@@ -105,6 +107,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
                 again = [job for job in jobs if job.name in outdated or job.name.startswith(planning.READ_ALL)]
                 _perform(run, again, timeout, bar, Path(kept))
     except KeyboardInterrupt:
+        interrupts.over()  # what is told now may import
         index.write(run)
         click.echo(
             f"\ninterrupted; finished notebooks are kept. To continue:\n  kit reproduce --resume --out {folder}", err=True

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from kit.lab import interrupts
 from kit.lab.commands.reproduce import EXIT_FAILED, EXIT_INTERRUPTED, OUT, SECONDS, terminate_as_interrupt
 
 
@@ -72,6 +73,7 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
             cells = [replace(cell, kind=kind) for cell in grid for kind in kinds]
             _perform(run, client, cells, out, timeout, sys.stderr.isatty() if progress is None else progress)
     except KeyboardInterrupt:
+        interrupts.over()  # what is told now may import
         interrupted = True
     front = page.write(out, cells)
     if cells:
