@@ -82,7 +82,7 @@ def test_every_architecture_is_explained_with_sums_that_agree(tmp_path, architec
     with kit.open(path) as file:
         uses = uses_of(file)
         if not told["runs"]:  # a decode that is recorded may use fewer: tests/test_uses.py compares those
-            families = sum(row["in the file"] for row in told["families"])
+            families = sum(row["file_bytes"] for row in told["families"])
             assert families + bytes_used(use for use in uses if use.is_rows) == pytest.approx(bytes_used(uses))
     for row in told["advice"]:
         assert row["least"] <= min(row["predicted"], row.get("measured") or np.inf) * (1 + 1e-9), row
