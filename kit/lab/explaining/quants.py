@@ -197,7 +197,8 @@ def figure(table: pd.DataFrame):
     figures.log(axes, "x", write="{:.0e}".format)
     axes.set_ylim(bottom=0)
     axes.set(xlabel="KL divergence from the file with the most bits, nats (left is closer)", ylabel="tokens per second")
-    quickest = table.loc[table["best"]].nlargest(1, "speed").iloc[0]
+    best = table.loc[table["best"]] if table["best"].any() else table  # a busy machine has no best
+    quickest = best.nlargest(1, "speed").iloc[0]
     told = f"{quickest['speed']:.3g} tokens per second at {quickest['bits']:.1f} bits per weight"
     axes.set_title(f"{told}, with KL {format_kl(quickest['kl'], quickest['kl_error'])} nats")  # no speed without its loss
     axes.legend(fontsize=8.5)
