@@ -151,7 +151,7 @@ def test_explain_and_generate_say_what_the_graph_reads(run, folder, name):
     assert told["answer"]["limit"]["bytes"] == pytest.approx(needed)
     blocks = next(row for row in told["holds"] if row["held_as"] == "the file's blocks")
     roof = next(row for row in told["roofline"] if row["held_as"] == "the file's blocks")
-    assert blocks["bytes_of_a_token"] == roof["bytes_of_a_token"] == pytest.approx(needed)
+    assert blocks["bytes_per_token"] == roof["bytes_per_token"] == pytest.approx(needed)
     assert bool(told["contexts"]) == bool(told["depths"]) == (runs and name != "mamba")
     if name == "qwen35":
         assert {row["states"] for row in told["contexts"]} == {215_040}, "read and written at each token"
