@@ -227,7 +227,11 @@ def test_the_page_of_families_has_a_row_for_each_that_runs(folder):
     assert [mixers, near, far] == [rows["lfm2"][0], *rows["lfm2"][4:]]
     for now, told in zip(errors, rows["lfm2"][1:4], strict=True):
         assert 0.1 < float(now) / float(told) < 10
-    refused = families_page.PAGE.read_text(encoding="utf-8").partition("## What kit does not run")[2]
+    page = families_page.PAGE.read_text(encoding="utf-8")
+    assert f"<!-- families -->\n{families_page.summary()}\n<!-- /families -->" in page
+    exceptions = re.findall(r"^\| `([\w.-]+)` \| \de-\d+ \|$", page, re.MULTILINE)
+    assert exceptions and {ARCHITECTURES[name].activation for name in exceptions} == {"gelu"}, "the page says so"
+    refused = page.partition("## What kit does not run")[2]
     refused = set(re.findall(r"`([\w.-]+)`", refused))
     assert not set(ARCHITECTURES) & refused
     assert set(gguf.MODEL_ARCH_NAMES.values()) <= set(ARCHITECTURES) | refused
