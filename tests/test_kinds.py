@@ -101,11 +101,11 @@ def test_a_token_touches_the_bytes_that_are_told(folder, name):
         model.logits(TOKENS[:depth], cache=cache)
         model.trace.clear()
         model.step([TOKENS[depth]], cache)
-        read = {what: 0 for what in ("linear", "attention", "choice")}
+        read = {what: 0 for what in ("linear", "attention", "index")}
         for span in model.trace.spans:
             read[span.what] = read.get(span.what, 0) + span.nbytes
         remembered = [layer.mixer.memory for layer in config.layers]
-        assert read["attention"] + read["choice"] == sum(each.read(depth + 1) - 4 * each.fixed for each in remembered)
+        assert read["attention"] + read["index"] == sum(each.read(depth + 1) - 4 * each.fixed for each in remembered)
         states = sum(read.get(what, 0) for what in ("convolution", "delta net", "pool"))
         tokens = sum(state["tokens"].nbytes for state in cache.states if "tokens" in getattr(state, "parts", {}))
         assert states == 2 * (sum(4 * each.fixed for each in remembered) - tokens)

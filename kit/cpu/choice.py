@@ -38,13 +38,14 @@ class Chosen(NamedTuple):
         return Chosen(self.positions[tokens:], self.counts[tokens:])
 
 
-def choose(q, keys: History, positions: int, choice: Choice, weights=None) -> Chosen | None:
+def choose(q, keys: History, positions: int, choice: Choice, weights=None, told=None) -> Chosen | None:
     """The positions to which the last ``len(q)`` of so many ``positions`` attend; None if those are all, for each of them.
 
     q: (tokens, heads, size) float32; weights: (tokens, heads), None for 1. A unit's score is the sum over the heads of weight *
-    max(0, q . key) * choice.factor.
+    max(0, q . key) * choice.factor. ``told``: called after each step, of the scores ("index") and of the best ("choice"), with its
+    name.
     """
-    tokens = len(q)
+    tokens, told = len(q), told or (lambda what: None)
     if choice.takes_all(positions):
         return None
     row = scores_row(positions, choice)
@@ -54,10 +55,10 @@ def choose(q, keys: History, positions: int, choice: Choice, weights=None) -> Ch
     for first in range(0, tokens, at_once):
         some, seen = q[first : first + at_once], positions - tokens + min(tokens, first + at_once)
         own = None if weights is None else weights[first : first + at_once]
-        threads.run_all([
-            scores_step(some, keys, scores, choice, seen, own),
-            best_step(scores, chosen[first:], len(some), choice, seen),
-        ])  # fmt: skip
+        threads.run_all([scores_step(some, keys, scores, choice, seen, own)])
+        told("index")
+        threads.run_all([best_step(scores, chosen[first:], len(some), choice, seen)])
+        told("choice")
     return Chosen(chosen, [choice.count(positions - tokens + token + 1) for token in range(tokens)])
 
 

@@ -103,8 +103,8 @@ class Recording(threads.Program):
         parts, table = [(0, x)] if x.is_contiguous() else enumerate(x.split(1)), self._tables[rope, each][1]
         self._turns[rope, each] += [(self.do(layout, part, table, alone=True), token) for token, part in parts]
 
-    def choose(self, q: torch.Tensor, keys: history.History, by: Choice, weights=None) -> None:
-        """Choose positions for ``gather``, as kit.cpu.choice.choose; q: (1, heads, size), weights: (1, heads) or None."""
+    def score(self, q: torch.Tensor, keys: history.History, by: Choice, weights=None) -> None:
+        """Scores for ``choose``, as kit.cpu.choice.choose; q: (1, heads, size), weights: (1, heads) or None."""
         own = self._choices.get(by)
         if own is None:
             scores = torch.empty(1, choice.scores_row(self._context, by), dtype=torch.float32, device="cpu")
@@ -112,6 +112,10 @@ class Recording(threads.Program):
                 scores, torch.empty(1, by.room, dtype=torch.int32, device="cpu"), {}, [], [], []
             )
         own.scored.append(self.add(*choice.scores_step(q, keys, own.scores, by, 1, weights)))
+
+    def choose(self, by: Choice) -> None:
+        """Choose positions for ``gather`` by the scores of the step before."""
+        own = self._choices[by]
         own.best.append(self.add(*choice.best_step(own.scores, own.chosen, 1, by, 1)))
 
     def gather(self, histories, kv_heads: int, dim: int, by: Choice) -> list[history.History]:

@@ -114,8 +114,15 @@ class CpuOps(Ops):
     def choose(self, layer, q, weights=None):
         mixer, start, cache = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer]
         positions = self.cache.length + len(q)
-        self.chosen = choose(q, cache.index.history, positions, mixer.choice, weights)
-        self.end("choice", start, layer=layer, nbytes=mixer.choice.units(positions) * cache.bytes_indexed)
+        left = mixer.choice.units(positions) * cache.bytes_indexed  # of the first tokens' span: further ones read it again
+
+        def told(what):
+            nonlocal start, left
+            nbytes, left = (left, 0) if what == "index" else (0, left)
+            self.end(what, start, layer=layer, nbytes=nbytes)
+            start = self.begin()
+
+        self.chosen = choose(q, cache.index.history, positions, mixer.choice, weights, told)
 
     def attend(self, layer, q, k=None, v=None):
         mixer, start, cache = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer]

@@ -79,7 +79,7 @@ class Plan(Ops):
         def spans():
             starts, done = (each.tolist() for each in clock())
             for (what, tensor, layer, _, nbytes, first, last, outcome), part, parts in self._spans:
-                if what in ("attention", "choice"):  # there bytes of a position, or of a unit
+                if what in ("attention", "index"):  # there bytes of a position, or of a unit
                     memory = self.config.layers[layer].mixer.memory
                     nbytes *= memory.seen(position + 1) if what == "attention" else memory.choice.units(position + 1)
                 if "_exps." in tensor:
@@ -223,8 +223,11 @@ class Plan(Ops):
 
     def choose(self, layer, q, weights=None):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
-        self.program.choose(q, cache.index.history, mixer.choice, weights)
-        self.end("choice", first, layer=layer, nbytes=cache.bytes_indexed)
+        self.program.score(q, cache.index.history, mixer.choice, weights)
+        self.end("index", first, layer=layer, nbytes=cache.bytes_indexed)
+        first = self.begin()
+        self.program.choose(mixer.choice)
+        self.end("choice", first, layer=layer)
 
     def attend(self, layer, q, k=None, v=None):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()

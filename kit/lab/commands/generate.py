@@ -42,7 +42,7 @@ _WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
 )
 @click.option("--draft", metavar="FILE", help="ngram, or the file of a smaller model that drafts tokens; see above.")
 @click.option("--draft-max", default=4, show_default=True, type=click.IntRange(1, 8), help="The most tokens of a draft.")
-@click.option("--by-depth", is_flag=True, help="Then time a token after 64, 4K, 16K and 64K positions, by kind of layer.")
+@click.option("--by-depth", is_flag=True, help="Then time a token after 64 to 128K positions, by kind of layer.")
 @click.option("--ignore-end", is_flag=True, help="Continue after the model's end-of-text token.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON at the end, and no text before.")
 @click.pass_context

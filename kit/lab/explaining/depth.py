@@ -19,8 +19,9 @@ from kit.model.hyperparameters import read_config
 from kit.model.kvcache import KV_TYPES
 from kit.model.layers import KINDS
 
-DEPTHS = (64, 4096, 16384, 65536)
-REST, CHOOSING = "weights and the rest", ", choosing"
+DEPTHS = (64, 4096, 16384, 32768, 131072)
+REST = "weights and the rest"
+CHOOSING = {"index": ", index", "choice": ", choosing"}  # span -> what follows the kind: reading the index, the best of its scores
 _SPANS = {span for kind in KINDS for span in kind.spans}
 _MOST = 512 << 20  # bytes of keys and values that are filled to measure a token
 _WARM, _SAMPLES = 2, 3  # tokens: the second records the program
@@ -36,7 +37,7 @@ def least(
 ) -> list[dict]:
     """The least seconds of a token per depth: the bytes of its weights (``nbytes``), of keys and values, and of states, which
     are read and written, at ``gbps``. ``times``: how many layers each layer represents. Keys: "positions", "by", a kind each,
-    the same and CHOOSING for a kind that chooses positions, REST, "token"."""
+    the same and each of CHOOSING for a kind that chooses positions, whose scores are in no memory, REST, "token"."""
     rows, width = [], KV_TYPES[kv]
     for depth in depths_of(config, depths):
         moved = {}
@@ -44,7 +45,7 @@ def least(
             index = times * width * sum(memory.indexed(depth + 1) for memory in memories)
             moved[kind] = times * sum(memory.read(depth + 1, width) + memory.written(width) for memory in memories) - index
             if any(memory.index for memory in memories):
-                moved[kind + CHOOSING] = index
+                moved |= {kind + CHOOSING["index"]: index, kind + CHOOSING["choice"]: 0}
         parts = {name: count / (gbps * 1e9) for name, count in (moved | {REST: nbytes}).items()}
         rows.append({"positions": depth, "by": "least"} | parts | {"token": sum(parts.values())})
     return rows
@@ -72,12 +73,12 @@ def _parts(step: DecodeStep) -> dict[str, float]:
         step.cache.back_to(step.mark)
         step.model.step([0], step.cache)
         kinds = by_kind(step.model.config)
-        choosing = [kind + CHOOSING for kind, memories in kinds.items() if any(memory.index for memory in memories)]
-        row, token = dict.fromkeys([*kinds, *choosing], 0.0), 0.0
+        indexed = [kind for kind, memories in kinds.items() if any(memory.index for memory in memories)]
+        row, token = dict.fromkeys([*kinds, *(kind + each for kind in indexed for each in CHOOSING.values())], 0.0), 0.0
         for span in step.model.trace.spans:
             layer, seconds = layer_of(span.tensor) if span.layer < 0 else span.layer, (span.end - span.start) / 1e9
             if span.what in _SPANS:
-                row[kind_of(layers[layer].mixer) + CHOOSING * (span.what == "choice")] += step.times * seconds
+                row[kind_of(layers[layer].mixer) + CHOOSING.get(span.what, "")] += step.times * seconds
             if span.what == "token":
                 token += seconds
             elif layer >= 0:

@@ -23,7 +23,7 @@ class SparseAttention(Attention):
 
     named, on_device = "sparse attention", False
     metadata: ClassVar = (*Attention.metadata, r"attention\.(indexer\..+|compress_ratios)")
-    spans: ClassVar = Attention.spans | {"choice": 1.0}
+    spans: ClassVar = Attention.spans | {"index": 1.0, "choice": 1.0}
 
     @classmethod
     def of(cls, facts, layer: int) -> "SparseAttention":

@@ -27,7 +27,7 @@ class SparseLatent(Latent):
     index_rope: RopeConfig | None = None
 
     named, metadata = "sparse latent", (*Latent.metadata, r"attention\.indexer\..+")
-    spans: ClassVar = Latent.spans | {"choice": 1.0}
+    spans: ClassVar = Latent.spans | {"index": 1.0, "choice": 1.0}
     floats: ClassVar = ("indexer.proj.weight",)
 
     @classmethod
