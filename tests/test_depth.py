@@ -19,6 +19,7 @@ from kit.model.kvcache import KV_TYPES
 from kit.trace import Span
 
 STATE = 215_040  # bytes of tiny-qwen35
+DEPTHS = [64, 4096, 16384, 32768]  # those within its context
 
 
 def run(*arguments):
@@ -74,9 +75,9 @@ def test_the_least_of_attention_grows_and_that_of_states_does_not(hybrid):
     with kit.open(hybrid) as file:
         config = kit.Transformer(kit.Weights(file)).config
     rows = depth.least(config, 1e6, 10.0)
-    assert [row["positions"] for row in rows] == [64, 4096, 16384, 32768], "the context ends before 131,072"
+    assert [row["positions"] for row in rows] == DEPTHS
     assert {row["delta net"] for row in rows} == {2 * STATE / 1e10}  # read and written
-    assert [row["attention"] * 1e10 for row in rows] == pytest.approx([(n + 2) * 2 * 2 * 64 * 4 for n in (64, 4096, 16384, 32768)])
+    assert [row["attention"] * 1e10 for row in rows] == pytest.approx([(n + 2) * 2 * 2 * 64 * 4 for n in DEPTHS])
     assert all(row[depth.REST] == 1e-4 for row in rows)
     for row in rows:
         assert row["token"] == pytest.approx(row["attention"] + row["delta net"] + row[depth.REST])
@@ -127,7 +128,7 @@ def test_a_layer_that_represents_several_counts_as_often(hybrid, monkeypatch):
 
 def test_generate_measures_it(hybrid):
     told = json.loads(run("generate", "--tokens", "5,6", "-n", "3", "--by-depth", "--json", "--ignore-end", hybrid))["depths"]
-    assert [(row["positions"], row["by"]) for row in told] == [(positions, "measured") for positions in (64, 4096, 16384, 32768)]
+    assert [(row["positions"], row["by"]) for row in told] == [(positions, "measured") for positions in DEPTHS]
     assert all(row["delta_net"] > 0 for row in told)
     refused = CliRunner().invoke(cli.main, ["generate", "--tokens", "5", "--by-depth", "--cache", "all", str(hybrid)])
     assert refused.exit_code == 2 and "--by-depth has no effect here" in refused.output
@@ -141,7 +142,8 @@ def test_choosing_positions_has_a_time_of_its_own(folder):
         rows = depth.least(config, 1e6, 10.0, depths=(64, 1024))
         measured = depth.measured(file, depths=(64,))[0]
     index = [row["sparse latent, index"] * 1e10 for row in rows]
-    assert [row["sparse latent, choosing"] for row in rows] == [0, 0] and index == pytest.approx([2 * 64 * 4 * (n + 1) for n in (64, 1024)])
+    assert [row["sparse latent, choosing"] for row in rows] == [0, 0]
+    assert index == pytest.approx([2 * 64 * 4 * (n + 1) for n in (64, 1024)])
     assert rows[0]["sparse latent"] == pytest.approx(rows[1]["sparse latent"])
     assert min(measured[f"sparse latent{part}"] for part in ("", ", index", ", choosing")) > 0
     assert set(measured) == set(rows[0])

@@ -42,8 +42,8 @@ def choose(q, keys: History, positions: int, choice: Choice, weights=None, told=
     """The positions to which the last ``len(q)`` of so many ``positions`` attend; None if those are all, for each of them.
 
     q: (tokens, heads, size) float32; weights: (tokens, heads), None for 1. A unit's score is the sum over the heads of weight *
-    max(0, q . key) * choice.factor. ``told``: called after each step, of the scores ("index") and of the best ("choice"), with its
-    name.
+    max(0, q . key) * choice.factor. ``told``: called after each step, of the scores and of the best, with "index" and
+    "choice".
     """
     tokens, told = len(q), told or (lambda what: None)
     if choice.takes_all(positions):

@@ -21,7 +21,7 @@ from kit.model.layers import KINDS
 
 DEPTHS = (64, 4096, 16384, 32768, 131072)
 REST = "weights and the rest"
-CHOOSING = {"index": ", index", "choice": ", choosing"}  # span -> what follows the kind: reading the index, the best of its scores
+CHOOSING = {"index": ", index", "choice": ", choosing"}  # span -> what follows the kind: scores of an index, the best of them
 _SPANS = {span for kind in KINDS for span in kind.spans}
 _MOST = 512 << 20  # bytes of keys and values that are filled to measure a token
 _WARM, _SAMPLES = 2, 3  # tokens: the second records the program
