@@ -14,8 +14,8 @@ from reference_model import forward
 import kit
 from kit.errors import ModelError
 from kit.lab import progress
-from kit.lab.commands import generate as generate_command
 from kit.lab.commands.cli import main
+from kit.lab.predicting import opening
 from kit.model import budget
 from kit.model.generate import Sampler
 
@@ -203,6 +203,17 @@ def test_auto_is_what_its_help_says(path):
 
 
 @pytest.mark.parametrize(
+    "options", [("--memory", "1GiB", "--linear", "dequantized"), ("--policy", "LFU")], ids=["memory", "policy"]
+)
+def test_commands_that_run_a_model_refuse_by_one_table(path, options):
+    """kit generate and kit perplexity open a model by one function."""
+    commands = (["generate", str(path), "-p", "a"], ["perplexity", str(path)])
+    ran = [CliRunner().invoke(main, [*command, *options]) for command in commands]
+    assert [each.exit_code for each in ran] == [2, 2]
+    assert len({each.stderr.partition(": see kit")[0] for each in ran}) == 1 and "has no effect" in ran[0].stderr
+
+
+@pytest.mark.parametrize(
     "free, policy", [(1 << 30, "HashMap"), (290 << 20, "Pinned"), (288 << 20, "NoCache"), (118 << 20, None)]
 )
 def test_auto_keeps_what_fits_beside_the_largest_matrix_and_the_process(path, free, policy, monkeypatch):
@@ -210,10 +221,10 @@ def test_auto_keeps_what_fits_beside_the_largest_matrix_and_the_process(path, fr
     monkeypatch.setattr(budget, "memory_available", lambda: free)
     with kit.open(path) as file:
         if policy:
-            assert type(generate_command._policy("auto", file, 4 << 20)) is getattr(kit, policy)
+            assert type(opening.policy_of("auto", file, 4 << 20)) is getattr(kit, policy)
         else:
             with pytest.raises(ModelError, match=r"weight' takes 512.0 KiB once it is dequantized, and 118.0 MiB are free"):
-                generate_command._policy("auto", file, 4 << 20)
+                opening.policy_of("auto", file, 4 << 20)
 
 
 def test_what_is_timed_is_warm(path, monkeypatch):

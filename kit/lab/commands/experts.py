@@ -32,7 +32,6 @@ def command(routes, model, memory, disk, as_json, report):
     from contextlib import nullcontext
     from pathlib import Path
 
-    import kit
     from kit.errors import CacheError
     from kit.lab.measuring import measurements, state
     from kit.lab.measuring.busy import watching
@@ -40,6 +39,7 @@ def command(routes, model, memory, disk, as_json, report):
     from kit.lab.measuring.process import process_bytes
     from kit.lab.predicting import routing
     from kit.lab.predicting.expert_caches import ExpertBudget, dense_bytes
+    from kit.lab.predicting.opening import open_file
     from kit.lab.predicting.routes import CAPTURES, read_routes, request_bytes
     from kit.units import finite, parse_bytes, to_json
 
@@ -66,7 +66,7 @@ def command(routes, model, memory, disk, as_json, report):
         texts = tuple(f"{name}={value}" for name, value in given.items())
         click.echo(one_page(Path(report), Request("quick", absolute(path) if path else "", ("10",), texts)))
         return
-    with kit.open(path) if path else nullcontext() as file:
+    with open_file(path, blocks=True) if path else nullcontext() as file:
         routed = routing.given(routes, model or "")
         dense, each = (dense_bytes(file), request_bytes(file)) if file else (int(routed.dense_bytes.sum()), 0)
         large = file and file.largest

@@ -1,13 +1,11 @@
 """kit generate: prints text from a GGUF file as it is generated, then its speed."""
 
 import click
-from click.core import ParameterSource
 
 from kit.products import PRODUCTS
 from kit.units import to_json
 
-THROUGH = {row.linear: row.weights for row in PRODUCTS.values()}  # --linear -> weights of kit.hf.load
-BLOCKS = tuple(THROUGH)  # variants of kit.linear that use no cache and no backend
+BLOCKS = tuple(row.linear for row in PRODUCTS.values())
 LINEAR = f"auto, {', '.join(BLOCKS)}, dequantized, matmul, loop or strided"
 _WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
 
@@ -111,63 +109,54 @@ def command(
     from dataclasses import asdict
 
     import kit
-    from kit.gguf.foreign import check_language_model
     from kit.lab.measuring.busy import watching
     from kit.lab.measuring.process import has_run, process_bytes
+    from kit.lab.predicting.opening import Options, asked_of, open_model, refuse
     from kit.lab.predicting.routes import geometry_of, of_spans, write_routes
     from kit.lab.progress import PromptTrace
     from kit.lab.prompts import chat_ids, ids_of, text_of
-    from kit.model.budget import weights_within
     from kit.model.generate import Sampler
     from kit.model.hyperparameters import read_config
     from kit.model.tokenizer import tokenizer_of
     from kit.system import peak_memory
-    from kit.units import format_bytes
 
-    asked = {name for name in ctx.params if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    asked = asked_of(ctx)
     if (file is None) == (model is None):
         raise click.UsageError("give one model: FILE or --model FILE")
     if sum(given is not None for given in (prompt, prompt_file, tokens)) != 1:
         raise click.UsageError("give exactly one of -p, --prompt-file and --tokens")
-    pins = linear in BLOCKS and (cache or "").startswith("pinned:")
-    _refuse_idle(asked - {"cache"} if pins and not memory else asked, linear, sampling["temperature"])
+    refuse(_idle(asked, sampling["temperature"]), asked)
     prompt = ids_of(tokens) if tokens is not None else text_of(prompt, prompt_file)
     Sampler(**sampling)  # a value out of range is said before any work
-    opened = kit.open(file or model, "small" if memory and "pages" not in asked else pages)
-    check_language_model(opened)
+    trace = PromptTrace()
+
+    def words(opened):
+        if not chat:
+            return prompt
+        messages = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": prompt}]
+        return chat_ids(opened, messages, chat_template_kwargs)
+
+    def within(opened):
+        said = words(opened)
+        length = len(tokenizer_of(opened).encode(said) if isinstance(said, str) else said)
+        positions = context or min(read_config(opened).context, length + max_tokens)
+        return {"context": positions, "process": process_bytes(opened)}
+
+    how = Options(linear, cache, memory, policy, backend, attention, context, kv, pages, asked=asked)
+    ran = open_model(file or model, how, within, trace)
+    opened, budget, slots = ran.file, ran.budget, ran.slots
     if routes:
         geometry_of(opened)  # raises for a dense model before anything is generated
-    if linear == "auto" and not opened.compressed:
-        linear = _auto(opened, asked, cache)
-    pins = pins or (linear in BLOCKS and "cache" in asked)  # --linear auto
-    start, kept, via = _way(opened, asked, linear, cache, backend, attention, context, kv)
-    if by_depth and (memory or opened.compressed or linear not in BLOCKS or via != "kit's own pass"):
-        raise click.UsageError("--by-depth has no effect here: it times the kit's own pass from the blocks of a file that fits")
-    if draft and (memory or opened.compressed or linear not in BLOCKS or via != "kit's own pass"):
-        raise click.UsageError(
-            "--draft has no effect here: it works with the kit's own pass from the blocks of a file that fits"
-        )
+    if not ran.straight:
+        why = "here: it works with the kit's own pass from the blocks of a file that fits"
+        refuse(dict.fromkeys(("by_depth", "draft"), why), asked)
     drafting = {"draft": draft, "draft_max": draft_max} if draft else {}
-    if chat:
-        messages = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": prompt}]
-        prompt = chat_ids(opened, messages, chat_template_kwargs)
-    budget, slots, trace = None, None, PromptTrace()
-    if memory:
-        prompt = tokenizer_of(opened).encode(prompt) if isinstance(prompt, str) else prompt
-        context = context or min(read_config(opened).context, len(prompt) + max_tokens)
-        weights, budget = weights_within(
-            opened, memory, policy, trace, context=context, kv_dtype=kv, process=process_bytes(opened)
-        )
-        slots, bounded = weights.experts, kit.Transformer(weights, attention, linear, context, kv)
-
-        def start(policy, *given, trace=None, **more):
-            return kit.generate(bounded, *given, **more)
-
+    prompt = words(opened)
     begun = time.perf_counter()
     some = prompt[: 4 * _WARM if isinstance(prompt, str) else _WARM]
     some = some[:1] * len(some) if slots else some  # one token uses few experts, so few are read for the warm-up
     first = min(max_tokens, 3 + 2 * draft_max) if draft else min(max_tokens, 3)
-    start(kept if pins else kit.NoCache(), some, first, stop_at_end=False, trace=trace, **drafting)
+    ran.generate(ran.kept if ran.pins else kit.NoCache(), some, first, stop_at_end=False, trace=trace, **drafting)
     warm = time.perf_counter() - begun
     has_run(opened)
     trace.clear()
@@ -177,8 +166,8 @@ def command(
         trace.begin()
     try:
         with watching(before=False) as busy:
-            answer = start(
-                kept,
+            answer = ran.generate(
+                ran.kept,
                 prompt,
                 max_tokens,
                 on_text=None if as_json or tokens is not None else lambda text: click.echo(text, nl=False),
@@ -197,44 +186,27 @@ def command(
     peak = peak_memory()
     from kit.lab.measuring.speeds import bound_of, lines_of  # here, because nothing before needs the laboratory's memory
 
-    held = "straight from the file" if linear in BLOCKS and not pins else repr(kept)
-    held = (
-        held
-        if not budget or budget.whole
-        else slots.how
-        if slots
-        else f"{format_bytes(budget.pinned)} of blocks pinned"
-        if budget.pinned
-        else held
-    )
-    how = "compressed tiles" if opened.compressed else linear
     speed = answer.speed() | {
         "peak_memory_bytes": peak,
         **bound_of(answer, bool(memory), busy),
         **busy.facts,
-        "linear": how,
-        "cache": held,
-        "via": via,
+        "linear": ran.linear,
+        "cache": ran.told,
+        "via": ran.via,
         "kernels_seconds": warm,
         "memory": budget and str(budget),
         "plan_bytes": budget and budget.held,
         "experts": slots and asdict(slots.stats) | {"hit_rate": slots.stats.hit_rate, "waited_seconds": slots.waited},
-        "depths": _depths(opened, linear, kv) if by_depth else [],
+        "depths": _depths(opened, ran.linear, kv) if by_depth else [],
         "pages": opened.reading_again.told if opened.reading_again else [],
         "draft": asdict(answer.draft) | {"told": answer.draft.told()} if draft else None,
-        "faster": _faster(opened) if linear == "fused" and via == "kit's own pass" and not memory and not busy else "",
+        "faster": _faster(opened) if ran.straight and ran.linear == "fused" and not busy else "",
     }
     if as_json:
         click.echo(to_json({"text": answer.text, "prompt": answer.prompt, "tokens": answer.tokens} | speed))
     else:
         click.echo("" if tokens is None else answer.text or " ".join(map(str, answer.tokens)))
         click.echo("\n".join(lines_of(answer, speed, busy.line)), err=True)
-
-
-def choice_of(names) -> str:
-    """In a message: "fused, fused-int16 or fused-int8"."""
-    *some, last = names
-    return f"{', '.join(some)} or {last}" if some else last
 
 
 command.help = command.help.replace("PRODUCTS", f"\n{'':13}".join(f"{row.linear:12} {row.help}" for row in PRODUCTS.values()))
@@ -256,94 +228,13 @@ def _faster(opened):
     return offer.faster(opened)
 
 
-def _auto(opened, asked: set, cache: str | None) -> str:
-    """What --linear auto is: the file's blocks, unless a backend or a cache of dequantized weights is asked for; pinned:SIZE
-    holds blocks where the kit's own pass and direct reads run the file."""
-    from kit import hf
-    from kit.model.architectures import ARCHITECTURES
-
-    own = opened.architecture in ARCHITECTURES or not hf.installed()
-    holds_blocks = (cache or "").startswith("pinned:") and own and opened.byteorder == "little"
-    return "dequantized" if "backend" in asked or ("cache" in asked and not holds_blocks) else "fused"
-
-
-def _refuse_idle(asked: set, linear: str, temperature: float) -> None:
-    """UsageError for an option that has no effect together with the others."""
-    idle = [(name, f"--linear {linear} multiplies with the file's own blocks; use --linear dequantized, or leave it out")
-            for name in ("cache", "backend") if linear in BLOCKS]  # fmt: skip
+def _idle(asked: set, temperature: float) -> dict[str, str]:
+    """The options that have no effect on what is generated -> why."""
+    idle = {}
     if temperature == 0:
-        idle += [(name, "at --temperature 0 (the most likely token)") for name in ("top_k", "top_p", "seed")]
+        idle |= dict.fromkeys(("top_k", "top_p", "seed"), "at --temperature 0 (the most likely token)")
     if "draft" not in asked:
-        idle += [("draft_max", "without a draft: add --draft ngram or --draft FILE")]
+        idle["draft_max"] = "without a draft: add --draft ngram or --draft FILE"
     if "chat" not in asked:
-        idle += [(name, "without a chat: add --chat") for name in ("system", "chat_template_kwargs")]
-    idle += [("chat", "on token ids: give the text with -p")] if "tokens" in asked else []
-    if "memory" in asked:
-        idle += [(name, "with --memory, which holds the file's own blocks: leave it out") for name in ("cache", "backend")]
-        if linear not in (*BLOCKS, "auto"):
-            idle += [("memory", f"with --linear {linear}, because it holds the file's own blocks: use --linear fused")]
-    else:
-        idle += [("policy", "without --memory: add --memory SIZE")]
-    for name, reason in idle:
-        if name in asked:
-            raise click.UsageError(f"--{name.replace('_', '-')} has no effect {reason}")
-
-
-def _way(opened, asked, linear, cache, backend, attention, context, kv):
-    """(a function like kit.generate whose first argument is a cache policy, the policy of the options, the engine's name)."""
-    import kit
-    from kit.model.architectures import ARCHITECTURES
-    from kit.model.pinned import PinnedBlocks
-
-    if opened.compressed:
-        linear = None
-        if idle := asked & {"linear", "backend"}:
-            raise click.UsageError(f"--{min(idle)} has no effect on a compressed model: leave it out")
-        file = kit.codec.CompressedFile(opened.path)
-        size = kit.codec.CompressedWeights(file).unpacked_bytes
-
-        def weights(policy, trace):
-            return kit.codec.CompressedWeights(file, policy, trace=trace)
-    elif opened.architecture in ARCHITECTURES or not kit.hf.installed():
-        size = kit.Weights(opened).working_set
-
-        def weights(policy, trace):
-            if isinstance(policy, kit.Pinned) and linear in BLOCKS:
-                return PinnedBlocks(opened, policy.capacity, trace)
-            return kit.Weights(opened, policy, backend, trace=trace)
-    else:
-        if idle := asked & {"attention", "backend", "context", "kv", "routes", *["cache"] * (linear in BLOCKS)}:
-            raise click.UsageError(
-                f"--{min(idle)} has no effect on {opened.architecture}, which runs through transformers: leave it out"
-            )
-        blocks = THROUGH.get(linear)
-        policy = _policy(cache or "auto", opened, kit.Weights(opened).working_set)
-
-        def through(policy, *given, trace=None, **more):
-            way = {"weights": blocks} if blocks else {"cache": policy}
-            return kit.hf.generate(opened, *given, **more, **way)
-
-        return through, policy, "transformers"
-
-    def own(policy, *given, trace=None, **more):
-        return kit.generate(kit.Transformer(weights(policy, trace), attention, linear, context, kv), *given, **more)
-
-    kit.Transformer(weights(None, None), attention, linear, context, kv)  # raises before anything runs
-    return (own, kit.NoCache() if linear in BLOCKS and not cache else _policy(cache or "auto", opened, size), "kit's own pass")
-
-
-def _policy(text, file, working_set):
-    import kit
-    from kit.model.budget import room_for_kept
-
-    name, _, capacity = text.partition(":")
-    if text == "auto":
-        room = room_for_kept(file)
-        return kit.HashMap() if working_set <= room else kit.Pinned(room) if room else kit.NoCache()
-    plain, limited = {"none": kit.NoCache, "all": kit.HashMap}, {"lru": kit.LRU, "pinned": kit.Pinned}
-    if name in plain and not capacity:
-        return plain[name]()
-    if name in limited and capacity:
-        return limited[name](capacity)
-    message = f"{text!r} is not one of none, all, auto, lru:SIZE, pinned:SIZE (a size such as 4GiB)"
-    raise click.BadParameter(message, param_hint="--cache")
+        idle |= dict.fromkeys(("system", "chat_template_kwargs"), "without a chat: add --chat")
+    return idle | {"chat": "on token ids: give the text with -p"} if "tokens" in asked else idle

@@ -2,8 +2,8 @@
 
 import click
 
-from kit.lab.commands.generate import LINEAR, THROUGH, choice_of
-from kit.units import printable, to_json
+from kit.lab.commands.generate import LINEAR
+from kit.units import to_json
 
 DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
 
@@ -21,10 +21,11 @@ DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
     "--dtype", type=DTYPES, default="float32", show_default=True, help="Round weights to this; int8 as kit compress does."
 )
 @click.option("--memory", metavar="SIZE", help="Memory for the whole program; see kit generate --help.")
-@click.option("--policy", help="Which experts --memory keeps.  [default: LRU]")
+@click.option("--policy", default="LRU", show_default=True, help="Which experts --memory keeps.")
 @click.option("--kv", default="float32", show_default=True, help="KV cache type: float32, float16 or q8_0.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(file, text, tokens, context, stride, linear, dtype, memory, policy, kv, as_json):
+@click.pass_context
+def command(ctx, file, text, tokens, context, stride, linear, dtype, memory, policy, kv, as_json):
     """Perplexity of a model on a text.
 
     FILE is a GGUF file, a trained model of kit fetch, a compressed model, or hf://owner/repo/file.gguf.
@@ -42,47 +43,25 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
 
     Exit code: 0 success, 2 error.
     """  # fmt: skip
-    import kit
     from kit.errors import ModelError
-    from kit.gguf.foreign import check_language_model
     from kit.lab.measuring.busy import watching
     from kit.lab.predicting import perplexity
-    from kit.lab.predicting.quality import Precision, model_of, rounding_to
-    from kit.model.architectures import ARCHITECTURES
-    from kit.model.budget import weights_within
+    from kit.lab.predicting.opening import Options, asked_of, open_model
     from kit.model.hyperparameters import read_config
     from kit.system.files import read_text
 
-    rounding = rounding_to(dtype)
-    asked_linear = linear != "auto"
-    linear = linear if asked_linear else "matmul" if rounding else "fused"
     if stride and context and stride >= context:
         raise click.UsageError(f"--stride {stride}: give at most {context - 1}, because windows have {context} tokens")
     words = read_text(text, ModelError) if text else perplexity.english()
-    if rounding and linear.startswith("fused"):
-        raise click.UsageError(f"--linear {linear} multiplies with the file's own blocks: leave out --dtype")
-    if memory and not linear.startswith("fused"):
-        raise click.UsageError(f"--memory holds the file's own blocks: use --linear {choice_of(THROUGH)}")
-    if policy and not memory:
-        raise click.UsageError("--policy has no effect: it says which experts --memory keeps; add --memory")
-    with kit.open(file, "small" if memory else "large") as opened:
-        check_language_model(opened)
-        if opened.compressed:
-            if asked_linear or rounding or memory:
-                raise click.UsageError("this model is compressed: leave out --linear, --dtype and --memory")
-            weights = kit.codec.CompressedWeights(kit.codec.CompressedFile(opened.path), kit.HashMap())
-            linear, model = "compressed tiles", kit.Transformer(weights, kv_dtype=kv)
-        elif memory and (opened.architecture in ARCHITECTURES or not kit.hf.installed()):
-            length = context or min(512, read_config(opened).context)
-            weights, budget = weights_within(opened, memory, policy or "LRU", context=length, kv_dtype=kv, rows=length)
-            model = kit.Transformer(weights, linear=linear, kv_dtype=kv)
-        elif opened.architecture not in ARCHITECTURES and kit.hf.installed():
-            if linear not in THROUGH or rounding or memory or kv != "float32":
-                what = f"{printable(opened.architecture)} runs through transformers, from the file's blocks"
-                raise click.UsageError(f"{what}: use --linear {choice_of(THROUGH)}, and leave out --dtype, --memory and --kv")
-            model = perplexity.Through(opened, THROUGH[linear])
-        else:
-            model = model_of(opened, Precision(weights=rounding, linear=linear, kv=kv))
+
+    def within(opened):
+        length = context or min(512, read_config(opened).context)
+        return {"context": length, "rows": length}
+
+    asked = asked_of(ctx) - {"context"}  # here of a window, and every pass has those
+    ran = open_model(file, Options(linear, None, memory, policy, kv=kv, dtype=dtype, asked=asked), within)
+    with ran.file as opened:
+        model = ran.model()
         tokenizer, most = model.tokenizer, model.max_context
         if context and context > most:
             raise ModelError(f"{opened.path}: --context {context} is too large: the model's windows have 2 to {most} tokens")
@@ -92,8 +71,8 @@ def command(file, text, tokens, context, stride, linear, dtype, memory, policy, 
             result = perplexity.perplexity(model, ids, tokenizer.bos, context, stride, progress=not as_json)
     facts = {
         "perplexity": result.value, "error": result.error, "tokens": len(result.surprisal), "context": context,
-        "stride": stride or context // 2, "text": text or "pydoc_data.topics", "linear": linear, "dtype": dtype,
-        "kv": kv, "memory": memory and str(budget), "seconds": result.seconds,
+        "stride": stride or context // 2, "text": text or "pydoc_data.topics", "linear": ran.linear, "dtype": dtype,
+        "kv": kv, "memory": ran.budget and str(ran.budget), "seconds": result.seconds,
         "tokens_per_second": result.passed / result.seconds,
         **busy.facts,
     }  # fmt: skip

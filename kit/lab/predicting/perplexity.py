@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from kit import hf
+from kit.cache.policies.base import Policy
 from kit.errors import ModelError
 from kit.gguf.uses import count
 from kit.lab.measuring.intervals import error_of_mean
@@ -42,8 +43,8 @@ class Perplexity:
 class Through:
     """A model that transformers runs over the blocks of a file, as ``perplexity`` takes one."""
 
-    def __init__(self, file, weights: str = "blocks"):
-        self._model, _ = hf.load(file, weights)
+    def __init__(self, file, weights: str = "blocks", cache: Policy | None = None):
+        self._model, _ = hf.load(file, weights, cache)
         if self._model.config.is_encoder_decoder:
             raise ModelError(f"{file.path}: a model with an encoder and a decoder continues no text, so it has no perplexity")
         self.tokenizer = tokenizer_of(file)
