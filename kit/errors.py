@@ -71,13 +71,28 @@ class ReportError(KitError):
     """A run that cannot start: unknown notebook, parameter or profile, an output folder without rights."""
 
 
+_MOST = 12  # names in a message
+
+
 def known(what: str, name, table: dict, error: type[KitError]):
-    """``table[name]``; for another name ``error``, with all names of the table and the one that was probably meant."""
+    """``table[name]``; for another name ``error``, with the names of the table (of many those that contain it, else the first)
+    and the one that was probably meant."""
     try:
         return table[name]
     except (KeyError, TypeError):
         meant = "".join(f"; did you mean {near}?" for near in nearest(name, table))
-        raise error(f"{what} {name!r} is not known; choose one of {', '.join(map(str, table))}{meant}") from None
+        raise error(f"{what} {name!r} is not known; choose one of {some_of(table, str(name))}{meant}") from None
+
+
+def some_of(names: Iterable, like: str = "") -> str:
+    """Names in a message, separated by commas: all if they are few; else those that contain ``like``, or the first, and
+    how many there are."""
+    texts = [str(name) for name in names]
+    if len(texts) <= _MOST:
+        return ", ".join(texts)
+    near = [text for text in texts if like and like.lower() in text.lower()]
+    shown = (near or texts)[:_MOST]
+    return f"{', '.join(shown)} ({len(texts)} in all)"
 
 
 def nearest(name, names: Iterable) -> list[str]:

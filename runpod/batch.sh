@@ -17,7 +17,7 @@ and, when asked, ends its own pod, whether the run went well or not. Started aga
   --name NAME         of the run's folder (default: PROFILE and the pod's id)
   --end remove        delete the pod at the end: only a network volume survives that
   --end stop          stop it: its volume survives (and costs)
-  --dry-run           check all this, print what would be done, and stop
+  --dry-run           check all this (and OPTIONs where kit is installed), print what would be done, and stop
   --upload URL        also copy NAME.zip there, with boto3 and the AWS_... variables
 
 Exit code: that of kit (0 all ran, 1 a notebook failed, 2 it could not start, 130 interrupted); 3 packing or upload
@@ -44,6 +44,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=runpod/environment.sh
 source "$here/environment.sh"
 
+[[ $profile == smoke || $profile == quick || $profile == full ]] || die "--profile $profile: give smoke, quick or full"
 [[ $end == "" || $end == remove || $end == stop ]] || die "--end $end: give remove or stop"
 if [[ -n $end ]]; then # now, not after an hour
     [[ -n ${RUNPOD_POD_ID:-} ]] || die "--end $end: RUNPOD_POD_ID is not set, so this is not a pod that can end itself"
@@ -51,12 +52,19 @@ if [[ -n $end ]]; then # now, not after an hour
 fi
 [[ $upload == "" || $upload == s3://?*/?* ]] || die "--upload $upload: give s3://BUCKET/PREFIX"
 name=${name:-$profile-${RUNPOD_POD_ID:-here}}
+[[ $name != */* ]] || die "--name $name: give a name without a slash"
 out=$KIT_RESULTS/$name
 
 resume=()
 [[ ! -f $out/run.json ]] || resume=(--resume)
 command=(kit reproduce --profile "$profile" --out "$out" --no-progress "${resume[@]}" "${options[@]}")
 if [[ -n $dry ]]; then
+    kit=$KIT_HOME/.venv/bin/kit
+    if [[ ! -x $kit ]]; then
+        echo "not checked, because kit is not installed yet: ${options[*]:-no options}"
+    elif ! told=$("$kit" "${command[@]:1}" --list 2>&1); then # its reason, and nothing is listed
+        die "${told##*kit: error: }"
+    fi
     echo "would run: ${command[*]}"
     echo "would write: $out, $out.zip${upload:+, and copy the zip to ${upload%/}/$name.zip}"
     echo "would then ${end:-keep} the pod${end:+ $RUNPOD_POD_ID}"

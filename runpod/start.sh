@@ -8,6 +8,7 @@ usage() {
 Usage: start.sh [--help]
 
 JupyterLab on port 8888 in /workspace, with the password in JUPYTER_PASSWORD; without one it does not start.
+It works on copies of the notebooks in /workspace/notebooks, which it makes once, so that your changes survive.
 A pod that is to run a batch and end takes batch.sh as its command instead.
 
   JUPYTER_PASSWORD=... start.sh
@@ -37,6 +38,16 @@ if [[ -n ${PUBLIC_KEY:-} ]] && command -v sshd >/dev/null; then
     chmod 600 ~/.ssh/authorized_keys
     service ssh start
 fi
+
+# On the volume, where the server can see them: an image has the kit in /opt/kit, and a checkout should stay as it is.
+copies=$WORKSPACE/notebooks
+mkdir -p "$copies"
+for each in "$KIT_HOME"/notebooks/*.ipynb; do
+    copy=$copies/${each##*/}
+    [[ -e $each ]] || die "$KIT_HOME/notebooks has no notebooks: is the checkout whole?"
+    [[ -e $copy ]] || cp "$each" "$copy"
+    [[ ! $each -nt $copy ]] || echo "start.sh: $copy is older than the kit's notebook: remove it to get the new one"
+done
 
 # Only its hash reaches JupyterLab, through the environment: a command line can be read by every process of the pod.
 hash=$(python -c 'import os; from jupyter_server.auth import passwd; print(passwd(os.environ["JUPYTER_PASSWORD"]))')

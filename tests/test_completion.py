@@ -36,6 +36,8 @@ def completed(*words):
         (("generate", "--cache", "p"), ["pinned:"]),
         (("generate", "--policy", "LR"), ["LRU"]),
         (("reproduce", "--profile", "s"), ["smoke"]),
+        (("reproduce", "--only", "07"), ["07_memory_frontier"]),
+        (("explain", "--machine", "apple-m4-1"), ["apple-m4-16gb"]),
         (("synth", "tiny-ll"), ["tiny-llama"]),
         (("codec", "verify", "--decoder", "si"), ["simd"]),
         (("generate", "--chat", "--s"), ["--system", "--seed"]),

@@ -61,7 +61,7 @@ def test_a_page_says_which_commands_ran_under_emulation_as_the_record_does():
 # What of a command that is shown cannot run in a test -> what runs in its place. The rest runs as written, on a tiny file.
 INSTEAD = (
     (r"^(kit (?:reproduce|sweep) .*|kit reproduce)$", r"\1 --list"),  # minutes: test_smoke and test_sweep run them
-    (r"hf://\S+|gemma-3-270m|smollm2-135m", "model.gguf"),  # network; 94 MB: test_gguf_sources and test_trained
+    (r"hf://\S+|gemma-3-270m|smollm2-135m|my\.gguf", "model.gguf"),  # network; 94 MB: test_gguf_sources and test_trained
     (r" --device cuda", ""),  # a GPU
     (r"^(kit (?:fetch|explain|exactness|quants|experts) .*)$", r"\1 --help"),  # half a minute each: their own tests
     (r"07_copying", "07"),  # the notebook that extending.md writes

@@ -1,5 +1,8 @@
 """hf:// sources on a cache folder laid out by hand as huggingface_hub does, offline."""
 
+import socket
+import threading
+
 import httpx
 import pytest
 from click.testing import CliRunner
@@ -7,6 +10,7 @@ from huggingface_hub import constants, errors
 
 import kit
 from kit.errors import GGUFError
+from kit.gguf import reachable
 from kit.gguf.sources import absolute, largest_part, model_bytes, model_name, part_names, resolve
 from kit.lab.commands.cli import main
 from kit.lab.synthetic.write import synthesize
@@ -134,3 +138,45 @@ def test_a_link_to_itself_is_one_error(tmp_path):
 def test_the_home_of_nobody_is_one_error():
     with pytest.raises(GGUFError, match="~nobody-by-this-name"):
         kit.open("~nobody-by-this-name/model.gguf")
+
+
+@pytest.fixture
+def closed():
+    """A port of this machine at which nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once_and_the_cache_is_used(hub, closed, monkeypatch, caplog):
+    """huggingface_hub alone tries six times in 23 seconds, and prints a line for each."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed}")
+    with pytest.raises(GGUFError, match=r"not in the cache .*, and the Hub cannot be reached") as caught:
+        kit.open("hf://owner/model/m.gguf")
+    assert "\n" not in str(caught.value) and not caplog.records
+    local = synthesize(hub / "m.gguf", "tiny-llama")
+    assert resolve("hf://owner/model/m.gguf") == local and not caplog.records
+
+
+def test_whether_a_server_answers(closed, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    assert not reachable.reachable(f"http://127.0.0.1:{closed}/a") and not reachable.reachable("https://nosuch.invalid/a")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert reachable.reachable(f"http://127.0.0.1:{port}/a")
+        monkeypatch.setenv("http_proxy", f"127.0.0.1:{port}")
+        assert reachable.reachable("http://nosuch.invalid/a")  # the proxy knows that name, or says that it does not
+        monkeypatch.setenv("no_proxy", "nosuch.invalid")
+        assert not reachable.reachable("http://nosuch.invalid/a")
+    assert reachable.reachable("ftp://nosuch.invalid/a") and reachable.reachable("http://[a/b")  # refused by who opens them
+
+
+def test_a_look_up_that_never_ends_is_not_waited_for(monkeypatch):
+    over = threading.Event()
+    monkeypatch.setattr(reachable, "_SECONDS", 0.01)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: over.wait(60) and [])
+    assert not reachable.reachable("https://example.org/a")
+    over.set()

@@ -33,6 +33,7 @@ def pod(tmp_path):
     tools.mkdir()
     shutil.copytree(RUNPOD, home / "runpod")
     shutil.copy(ROOT / "pyproject.toml", home)
+    shutil.copytree(ROOT / "notebooks", home / "notebooks")
     _script(tools / "runpodctl", f'echo "$@" >>{tmp_path}/told')
     kit = 'echo "$@"\n[ "$1" = reproduce ] && [ -n "${KIT_EXIT:-}" ] && exit "$KIT_EXIT"'
     _script(home / ".venv" / "bin" / "kit", f'{kit}\nexec {VENV}/kit "$@"')
@@ -42,7 +43,11 @@ def pod(tmp_path):
     kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
 
     def run(script, *options, **environment):
-        variables = kept | {"PATH": f"{tools}:/usr/bin:/bin", "WORKSPACE": str(tmp_path / "workspace")} | environment
+        variables = (
+            kept
+            | {"PYTHONPATH": str(ROOT), "PATH": f"{tools}:/usr/bin:/bin", "WORKSPACE": str(tmp_path / "workspace")}
+            | environment
+        )
         command = ["bash", str(home / "runpod" / script), *options]
         return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, cwd=tmp_path)
 
@@ -134,6 +139,12 @@ def test_results_that_could_not_be_uploaded_keep_the_pod(pod):
         (["--end", "remove"], {}, "RUNPOD_POD_ID is not set"),
         (["--end", "sell"], {"RUNPOD_POD_ID": "pod7"}, "give remove or stop"),
         (["--upload", "bucket"], {}, "give s3://BUCKET/PREFIX"),
+        (["--profile", "huge"], {}, "--profile huge: give smoke, quick or full"),
+        (["--profile", "huge", "--dry-run"], {}, "--profile huge: give smoke, quick or full"),
+        (["--name", "../else", "--dry-run"], {}, "give a name without a slash"),
+        (["--dry-run", "--", "-p", "draws=many"], {}, "'many' is not an int"),
+        (["--dry-run", "--", "--model", "nosuch.gguf"], {}, "nosuch.gguf: cannot be opened"),
+        (["--dry-run", "--", "--nosuch"], {}, "No such option"),
         ([], {"WORKSPACE": "/proc/nothing"}, "cannot write to /proc/nothing: attach a volume"),
         ([], {"KIT_HOME": "/proc"}, "/proc is not a checkout of kit"),
     ],
@@ -141,6 +152,12 @@ def test_results_that_could_not_be_uploaded_keep_the_pod(pod):
 def test_a_batch_that_cannot_start_says_why_and_ends_nothing(pod, options, environment, message):
     result = pod("batch.sh", *options, **environment)
     assert result.returncode == 2 and message in result.stderr and pod.told() == []
+
+
+def test_a_dry_run_before_the_installation_says_what_it_did_not_check(pod):
+    shutil.rmtree(pod.home / ".venv")
+    result = pod("batch.sh", "--dry-run", "--", "--only", "77")
+    assert result.returncode == 0 and "not checked, because kit is not installed yet: --only 77" in result.stdout
 
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(pod):
@@ -188,6 +205,8 @@ def test_jupyterlab_lets_in_only_who_knows_the_password(pod):
         assert _status(port, "/api/contents?token=open%20sesame", process, log) == 403
         assert _login(port, "wrong") == 401
         assert _login(port, "open sesame") == 302
+        copies = pod.path / "workspace" / "notebooks"
+        assert [path.name for path in sorted(copies.iterdir())] == sorted(path.name for path in ROOT.glob("notebooks/*.ipynb"))
         command = Path(f"/proc/{process.pid}/cmdline")
         assert not command.exists() or b"sesame" not in command.read_bytes()
     finally:

@@ -14,8 +14,9 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from kit.errors import GGUFError
 from kit.gguf import checks, foreign, reader
+from kit.gguf.hub import cached, hub_error, of_hub
 from kit.gguf.parts import part_names
-from kit.gguf.sources import cached, hub_error, of_hub
+from kit.gguf.reachable import reachable
 
 _PIECES = (1 << 20, 8 << 20, 64 << 20, 256 << 20)  # bytes from the start that are tried in turn, until the header is whole
 _NEAR = 1 << 16  # an error in so many bytes before the end of what was read may come from what was not
@@ -171,6 +172,8 @@ def _asked(source: str, part: Part, headers: dict[str, str]) -> Iterator:
         httpx2.ConnectError: "the server cannot be reached",
     }
     hub = source.startswith("hf://")
+    if not reachable(part.url):
+        raise GGUFError(f"{source}: {problems[httpx2.ConnectError]}")
     try:
         with httpx2.Client(follow_redirects=True, max_redirects=_REDIRECTS, timeout=_SECONDS) as client:
             request = part.headers | headers | {"Accept-Encoding": "identity"}

@@ -2,17 +2,14 @@
 and what other programs have on this machine (kit.gguf.stores). Models on a web server are kit.gguf.remote's."""
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kit.errors import GGUFError, nearest
-from kit.gguf import stores
+from kit.gguf import hub, stores
 from kit.gguf.foreign import name_of_others, url
 from kit.gguf.parts import PART, part_names
 from kit.gguf.trained import TRAINED, fetch
-
-_HUB = re.compile(r"hf://(?P<owner>[\w.-]+)/(?P<repo>[\w.-]+)(?:@(?P<revision>[^/]+))?/(?P<file>.+)", re.ASCII)
 
 
 def part_paths(path: Path) -> list[Path]:
@@ -73,7 +70,7 @@ def resolve(path: str | os.PathLike) -> Path:
     """The local file for a path, the name of a trained model, ``ollama:name:tag`` and the like (kit.gguf.stores), or
     ``hf://owner/repo[@revision]/file.gguf``.
 
-    Files of the Hub are downloaded by huggingface_hub into its cache; HF_TOKEN and HF_HUB_OFFLINE=1 apply.
+    Files of the Hub are downloaded by huggingface_hub into its cache (kit.gguf.hub).
     """
     if stores.is_stored(str(path)):
         return stores.find(str(path))
@@ -86,19 +83,7 @@ def resolve(path: str | os.PathLike) -> Path:
         if not os.path.lexists(path) and (remedy := name_of_others(str(path))):
             raise GGUFError(f"{path}: {remedy}")
         return Path(os.path.expanduser(path))  # pathlib raises RuntimeError for a user that does not exist
-    repo, revision, names = of_hub(str(path))
-    parts = [_download(str(path), repo, name, revision) for name in names]
-    return parts[0]
-
-
-def of_hub(source: str) -> tuple[str, str | None, list[str]]:
-    """(owner/repo, revision, files: all parts) of ``hf://owner/repo[@revision]/file.gguf``; GGUFError for another form."""
-    match = _HUB.fullmatch(source)
-    if not match:
-        raise GGUFError(f"{source}: expected hf://owner/repo/file.gguf or hf://owner/repo@revision/file.gguf")
-    folder, _, name = match["file"].rpartition("/")
-    names = [f"{folder}/{part}".lstrip("/") for part in part_names(name)]
-    return f"{match['owner']}/{match['repo']}", match["revision"], names
+    return hub.downloaded(str(path))
 
 
 def absolute(model: str) -> str:
@@ -120,40 +105,3 @@ def refuse_misspelled(path: str | os.PathLike, names: Iterable[str] = ()) -> Non
     if name not in names and os.path.basename(name) == name and not os.path.lexists(name):
         for near in nearest(name, names):
             raise GGUFError(f"{name}: no file and no model has this name; did you mean {near}? `kit fetch` lists the models")
-
-
-def _download(source: str, repo: str, name: str, revision: str | None) -> Path:
-    from huggingface_hub import errors, hf_hub_download
-
-    try:
-        return Path(hf_hub_download(repo, name, revision=revision))
-    except (errors.HfHubHTTPError, OSError, ValueError) as error:  # ValueError: an invalid repository or file name
-        raise hub_error(error, source, repo, name, revision) from error
-
-
-def hub_error(error: Exception, source: str, repo: str, name: str, revision: str | None) -> GGUFError:
-    """What an error of huggingface_hub means, with what to do."""
-    from huggingface_hub import constants, errors
-
-    offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub cannot be reached"
-    problems = {  # the first class that fits: GatedRepoError is a RepositoryNotFoundError
-        errors.GatedRepoError: f"{repo} is gated: accept its license on huggingface.co and set HF_TOKEN",
-        errors.RepositoryNotFoundError: f"there is no repository {repo}, or it is private: set HF_TOKEN",
-        errors.RevisionNotFoundError: f"{repo} has no revision {revision!r}",
-        errors.LocalEntryNotFoundError: f"not in the cache {constants.HF_HUB_CACHE}, and {offline}",
-        errors.EntryNotFoundError: f"{repo} has no file {name!r}",
-    }
-    known = next((text for kind, text in problems.items() if isinstance(error, kind)), None)
-    return GGUFError(f"{source}: {known or ' '.join(str(error).split())}")
-
-
-def cached(source: str) -> Path | None:
-    """The file of an hf:// name in the Hub's cache, of a split model the first part where all are there; None: not whole."""
-    from huggingface_hub import try_to_load_from_cache
-
-    repo, revision, names = of_hub(source)
-    try:
-        paths = [try_to_load_from_cache(repo, name, revision=revision) for name in names]
-    except ValueError as error:  # an invalid repository or file name
-        raise GGUFError(f"{source}: {' '.join(str(error).split())}") from None
-    return Path(paths[0]) if all(isinstance(path, str) for path in paths) else None

@@ -10,6 +10,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
+from kit.system.paths import notebooks_folder
+
 _MODELS = ("kit.gguf.trained:TRAINED", "kit.gguf.stores:names")
 _VALUES = {  # parameter of a command -> tables or functions ("module:name") of its values; imported when somebody asks
     "file": _MODELS,
@@ -24,6 +26,8 @@ _VALUES = {  # parameter of a command -> tables or functions ("module:name") of 
     "backend": ("kit.quants.registry:BACKENDS",),
     "backends": ("kit.quants.registry:BACKENDS",),
     "tiers": ("kit.cpu.simd.tiers:TIERS",),
+    "machine": ("kit.lab.explaining.elsewhere:machines",),
+    "only": ("kit.lab.completion:notebooks",),
     "pages": ("kit.gguf.reader:PAGES",),
     "policy": ("kit.model.slots:NAMES",),
     "coding": ("kit.lab.compressor:CODINGS",),
@@ -44,6 +48,11 @@ def complete(group: click.Group) -> None:
             if (param.name in _VALUES or param.name in _WORDS) and not isinstance(param.type, (click.Choice, click.Path)):
                 if not getattr(param, "is_flag", False):
                     param.shell_complete = partial(_items, param.name)
+
+
+def notebooks() -> list[str]:
+    """Names of the kit's notebooks."""
+    return sorted(path.stem for path in notebooks_folder().glob("[!.]*.ipynb"))
 
 
 def values(name: str) -> list[str]:

@@ -30,7 +30,9 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option("-p", "texts", multiple=True, metavar="NAME=VALUE", help="Set a notebook parameter; repeatable.")
 @click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Stop a notebook that runs longer.")
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Folder of the notebooks.")
-@click.option("--list", "listing", is_flag=True, help="List the notebooks and their parameters; run nothing.")
+@click.option(
+    "--list", "listing", is_flag=True, help="Check the options, list the notebooks and their parameters; run nothing."
+)
 @click.option("--serve", is_flag=True, help="Open the report in a browser now; pages appear as they are finished.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
 def command(profile, only, model, device, out, resume, again, texts, timeout, notebooks, listing, serve, progress):
@@ -58,13 +60,16 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     from kit.system import paths
 
     notebooks = notebooks or paths.notebooks_folder()
-    if listing:
-        for name in parameters.notebook_names(notebooks, only):
-            known = parameters.read(runs.read_notebook(notebooks / f"{name}.ipynb").cells, name)
-            click.echo("\n  ".join([name, *map(str, known.values())]))
-        return
     model, tables = absolute(model), parameters.tables(texts)
     texts = tuple(map(parameters.from_here, texts))
+    if listing:
+        check_device(device or "cpu")
+        jobs = planning.plan(runs.Request(profile or "quick", "", only, texts, device or "cpu"), notebooks, tables)
+        planning.check_model(model, jobs)  # of one on a server its header alone
+        for job in sorted(jobs, key=lambda job: job.name):
+            known = parameters.read(runs.read_notebook(job.source).cells, job.name)
+            click.echo("\n  ".join([job.name, *map(str, known.values())]))
+        return
     if resume:
         folder = out or runs.latest(paths.results_folder())
         run = runs.resume(folder, profile=profile, model=model, only=only, texts=texts, device=device)

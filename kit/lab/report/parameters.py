@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit.errors import ReportError
+from kit.errors import ReportError, some_of
 from kit.lab.profiles import check_size
 
 TAG = "parameters"
@@ -130,15 +130,17 @@ def assign(known: Mapping[str, Mapping[str, Parameter]], texts: Iterable[str]) -
 
 
 def _known(name: str, known: Mapping[str, Mapping[str, Parameter]]) -> str:
-    """The parameter that was meant, or all, each with the notebooks that have it."""
+    """The parameter that was meant, with the notebooks that have it; else the names of all."""
     lines: dict[str, list[str]] = {}
     for notebook, parameters in known.items():
         for parameter in parameters.values():
             lines.setdefault(str(parameter), []).append(notebook)
-    near = difflib.get_close_matches(name, {line.partition(":")[0] for line in lines}, n=1)
-    told = {line: owners for line, owners in lines.items() if not near or line.startswith(f"{near[0]}:")}
-    head = f": is {near[0]} meant?" if near else "; known are:"
-    return head + "".join(f"\n  {line}  [{', '.join(owners)}]" for line, owners in told.items())
+    names = {line.partition(":")[0]: None for line in lines}
+    near = difflib.get_close_matches(name, names, n=1)
+    if not near:
+        return f"; known are {some_of(names)}: kit reproduce --list describes them"
+    told = {line: owners for line, owners in lines.items() if line.startswith(f"{near[0]}:")}
+    return f": is {near[0]} meant?" + "".join(f"\n  {line}  [{', '.join(owners)}]" for line, owners in told.items())
 
 
 def notebook_names(folder: Path, only: Iterable[str] = (), asked: str = "--only ") -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import kit
 from kit.errors import ReportError
+from kit.gguf import remote
 from kit.gguf.foreign import check_blocks, check_language_model
 from kit.lab.claims import records
 from kit.lab.measuring import machine
@@ -127,7 +128,7 @@ def expected(profile: str, jobs: list[Job], results: Path) -> list[float]:
 def check_model(model: str, jobs: list[Job]) -> None:
     """Open the model, and where a job runs it look for what keeps it from running, before any notebook starts."""
     if model:
-        with kit.open(model) as file:
+        with remote.opened(model) as file:
             check_blocks(file)
             check_language_model(file)
             if any(not job.name.startswith(RUN_NO_MODEL) for job in jobs):
