@@ -32,7 +32,6 @@ ASKS = re.compile(
 )
 NAMES = re.compile(r"/proc\b|/sys\b|cgroup|\.so\b|\.dylib\b")  # in texts that are no docstrings
 OUTSIDE = {  # file -> what it asks by itself, and why that is the same on every system or its own matter
-    "lab/explaining/measured_ways.py": {"multiprocessing.get_context"},  # spawn, on every system
     "cpu/simd/atomics.py": {"platform.machine"},  # the instruction set, of any system
     "cpu/tasks.py": {"platform.machine"},
     "lab/findings/pressure.py": {"os.preadv", "os.pwrite"},

@@ -1,13 +1,8 @@
 """Commands that start Python again, without the folder that this process runs in, where a file may be named like a module."""
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from kit.system.paths import PACKAGE
-
-SAFE = "PYTHONSAFEPATH"  # as -P, for what starts Python by itself (multiprocessing)
 
 
 def running(module: str, *arguments: str) -> list[str]:
@@ -18,17 +13,3 @@ def running(module: str, *arguments: str) -> list[str]:
 def executing(source: str, *arguments: str) -> list[str]:
     """The command that executes ``source``. The folder of the package comes last on its path: kit may run from a checkout."""
     return [sys.executable, "-P", "-c", f"import sys; sys.path.append({str(PACKAGE.parent)!r}); {source}", *arguments]
-
-
-@contextmanager
-def safe_path() -> Iterator[None]:
-    """What starts within the ``with`` starts so."""
-    before = os.environ.get(SAFE)
-    os.environ[SAFE] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[SAFE]
-        else:
-            os.environ[SAFE] = before

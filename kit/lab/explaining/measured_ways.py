@@ -1,8 +1,9 @@
 """A way of holding weights, measured: in this process, or in one of its own under a limit of memory."""
 
-import multiprocessing
-import signal
+import pickle
+import tempfile
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,12 +11,12 @@ import torch
 import kit
 from kit.errors import KitError
 from kit.gguf.cut import cut
-from kit.lab.measuring import state
+from kit.lab.measuring import child, state
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.predicting.order import DECODES, Decode, Order, Walk
 from kit.lab.predicting.ways import Prediction, Way
 from kit.model.pinned import PinnedBlocks
-from kit.system import end_with_parent, limit_memory, python
+from kit.system import end_with_parent, limit_memory
 from kit.units import format_bytes, format_seconds
 
 
@@ -87,37 +88,31 @@ def run(way: Way, weights, steps, tokens: int) -> Measured:
 def measure_apart(way: Way, file, order, tokens, tries, limit: int, layers=()) -> Measured | str:
     """``measure`` in a process that may allocate ``limit`` bytes, mapped files not counted (RLIMIT_DATA);
     ``layers``: of a cut file. The reason instead, where it lacks memory or dies."""
-    context = multiprocessing.get_context("spawn")  # a fork would inherit threads and locks of torch
-    ours, theirs = context.Pipe(duplex=False)
-    job = theirs, file.path, way, order, tokens, tries, limit, tuple(layers)
-    child = context.Process(target=_child, args=job, daemon=True)
-    with python.safe_path():
-        child.start()
-    theirs.close()
-    try:
-        result = ours.recv()
-    except EOFError:
-        child.join()
-        result = f"ended the process that measured it (exit code {child.exitcode}) under a limit of {format_bytes(limit)}"
-    finally:
-        child.terminate()
-    return result if isinstance(result, str) else replace(result, result=torch.from_numpy(result.result))
+    with tempfile.TemporaryDirectory(prefix="kit-") as folder:
+        job = Path(folder, "job")
+        job.write_bytes(pickle.dumps((file.path, way, order, tokens, tries, limit, tuple(layers))))
+        try:
+            reason = child.call(_apart, str(job))
+        except child.Ended as ended:
+            reason = f"ended the process that measured it (exit code {ended.code}) under a limit of {format_bytes(limit)}"
+        return reason or pickle.loads(job.read_bytes())
 
 
-def _child(pipe, path, way, order, tokens, tries, limit, layers):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+def _apart(job: str) -> str:
+    """``measure`` of this job, whose answer takes the job's place; the reason where there is none."""
+    path, way, order, tokens, tries, limit, layers = pickle.loads(Path(job).read_bytes())
     end_with_parent()
     limit_memory(limit)
     try:
         file = kit.open(path)
-        result = measure(way, cut(file, layers) if layers else file, order, tokens, tries)
-        pipe.send(replace(result, result=result.result.numpy()))
+        Path(job).write_bytes(pickle.dumps(measure(way, cut(file, layers) if layers else file, order, tokens, tries)))
     except KitError as error:
-        pipe.send(f"{error} (under a limit of {format_bytes(limit)})")
+        return f"{error} (under a limit of {format_bytes(limit)})"
     except (MemoryError, RuntimeError) as error:  # torch: "not enough memory: you tried to allocate ..."
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
-        pipe.send(f"did not fit: an allocation failed under a limit of {format_bytes(limit)}")
+        return f"did not fit: an allocation failed under a limit of {format_bytes(limit)}"
+    return ""
 
 
 def as_record(prediction: Prediction, real: Measured | None, reason: str = "") -> dict:

@@ -19,11 +19,15 @@ class Ended(ReportError):
         super().__init__(f"ended with {self.code}: {said[-1][-300:]}")
 
 
+def command(function, *arguments) -> list[str]:
+    """The command of a process that prints what ``function(*arguments)`` returns, as ``call`` has it."""
+    return python.running(__name__, function.__module__, function.__name__, json.dumps(arguments))
+
+
 def call(function, *arguments, run=subprocess.run, **how):
     """What ``function(*arguments)`` returns, both plain data (JSON), from a new process that ``run`` starts as ``how`` says
     (arguments of subprocess.run). Ended where it fails, or its last line is no answer."""
-    command = python.running(__name__, function.__module__, function.__name__, json.dumps(arguments))
-    done = run(command, capture_output=True, text=True, **how)
+    done = run(command(function, *arguments), capture_output=True, text=True, **how)
     if done.returncode:
         raise Ended(done)
     try:

@@ -3,9 +3,7 @@
 Numba compiles in one thread of a process. So there is a process a core, and each takes what no other one has taken.
 """
 
-import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -20,10 +18,11 @@ from kit.cpu import tasks
 from kit.errors import ReportError, known
 from kit.gguf.formats import DTYPES, FORMATS, described
 from kit.lab import profiles
+from kit.lab.measuring import child
 from kit.lab.synthetic.geometry import geometry
 from kit.lab.synthetic.write import cached_model
 from kit.products import PRODUCTS
-from kit.system import memory_available, python, usable_cores
+from kit.system import memory_available, usable_cores
 from kit.system.paths import PACKAGE, models_folder
 
 _STAND_IN = "granite-3.3-8b"  # what lab.file() gives
@@ -159,12 +158,12 @@ def making(work: Iterable[tuple], helping: bool = False) -> Iterator[None]:
             yield
             if helping:
                 main(left, Path(taken))
-            while any(child.poll() is None for child in children):
+            while any(each.poll() is None for each in children):
                 time.sleep(0.05)
         finally:
-            for child in children:
-                child.kill()
-                child.wait()
+            for each in children:
+                each.kill()
+                each.wait()
 
 
 def make(work: Iterable[tuple]) -> None:
@@ -174,8 +173,14 @@ def make(work: Iterable[tuple]) -> None:
 
 
 def _child(work: list[tuple], taken: str) -> subprocess.Popen:
-    command, none = python.running(__name__, json.dumps(work), taken), subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=none, stdout=none, stderr=none, start_new_session=True)
+    none = subprocess.DEVNULL
+    return subprocess.Popen(child.command(_alone, work, taken), stdin=none, stdout=none, stderr=none, start_new_session=True)
+
+
+def _alone(work: list[list], taken: str) -> None:
+    with kit.no_collection():
+        from kit.model import transformer  # noqa: F401  and torch, which nearly all work needs
+    main(work, Path(taken))
 
 
 def _done(each: tuple) -> Path:
@@ -191,10 +196,3 @@ def main(work: list[list], taken: Path) -> None:
             (taken / str(number)).touch(exist_ok=False)
             WORK[name](*arguments)
             _done((name, *arguments)).touch()
-
-
-if __name__ == "__main__":
-    kit.tune_torch()
-    with kit.no_collection():
-        import kit.model.transformer  # and torch, which nearly all work needs
-    main(json.loads(sys.argv[1]), Path(sys.argv[2]))
