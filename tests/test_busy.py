@@ -10,6 +10,8 @@ from click.testing import CliRunner
 
 import kit
 from kit.lab.commands import cli
+from kit.lab.drafts import explain
+from kit.lab.engines.bounds_of import Roof
 from kit.lab.explaining import answer, offer, quants
 from kit.lab.measuring import busy, child, measurements, process
 from kit.lab.measuring.busy import Busy, apart
@@ -66,6 +68,18 @@ def test_every_command_says_it_first_and_advises_nothing(files, crowded, words):
     data = json.loads(run(*words, "--json").stdout)
     assert data["busy"] is True and data["busy_others"] == 1.6
     assert not data.get("decode_bound_tokens_per_second") and data.get("least_memory") is None and not data.get("faster")
+
+
+def test_whether_a_draft_pays_is_not_said_and_counts_stay(files, crowded, monkeypatch):
+    monkeypatch.setattr(explain, "TOKENS", 12)
+    monkeypatch.setattr(explain.bounds_of, "measured", lambda: Roof(1e9, {"float32": 1e9}, {}))
+    words = "explain", files["tiny-llama"], "--draft", "ngram"
+    told = run(*words).stdout
+    assert told.startswith(LINE) and "pays, a busy machine hides" in told and " times)" not in told
+    data = json.loads(run(*words, "--json").stdout)
+    assert data["busy"] is True and data["passages"][0]["drafted"] > 0
+    assert {row["predicted"] for row in data["passages"]} == set(data["break_even"].values()) == {None}
+    assert {row["times"] for row in data["curve"]} == {None}
 
 
 @pytest.mark.parametrize(

@@ -143,8 +143,14 @@ def test_a_draft_that_loses_is_switched_off_and_says_so(folder):
     right = kit.generate(model, PROMPT, 80, stop_at_end=False)
     got = kit.generate(model, PROMPT, 80, stop_at_end=False, draft=Slow(right.tokens, 1))
     assert got.tokens == right.tokens and 0 < got.draft.off < 80 and "switched off after" in got.draft.told()
-    good = Drafting("x", 10, 20, 15, 25, 0.1, 0.1, 40, [0.1] * 5)
-    assert not good.loses and "switched" not in good.told() and "75%" in good.told()
+    counts = {"passes": 10, "drafted": 20, "accepted": 15, "refused": 5, "tokens": 25}
+    good = Drafting("x", 3 << 20, **counts, drafting=0.1, verifying=0.1, timed=40, timed_drafted=20, plain=[0.1] * 5)
+    assert not good.loses and "switched" not in good.told() and "75%" in good.told() and good.chance == 0.75
+    assert "a drafted token takes 5.00 ms and reads 3.00 MiB of weights" in good.told()
+    slow = Drafting("x", 0, **counts, drafting=9.0, verifying=9.0, timed=40, timed_drafted=20, plain=[0.1] * 5)
+    assert slow.loses and "reads no weights" in slow.told()
+    slow.stays = True
+    assert not slow.loses
 
 
 def test_ngrams_go_on_as_the_text_did():

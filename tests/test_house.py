@@ -22,6 +22,7 @@ LABORATORY = tuple(  # rooms of kit.lab from the ground up; "": its loose module
         "engines",
         "predicting",
         "explaining",
+        "drafts",
         "claims",
         "findings",
         "report",

@@ -85,6 +85,16 @@ def uses_of(file) -> list[Use]:
     return [use for *_, use in sorted(uses)]
 
 
+def uses_of_layer(file, layer: int) -> list[Use]:
+    """What a token would use of one layer, whether a decode reads it or not: that of an MTP head, which predicts further
+    tokens, reads one row of an embedding of its own."""
+    own = {name: info for name, info in file.tensors.items() if layer_of(name) == layer and info.elements}
+    pieces = {
+        name: (1, info.shape[0]) if ".embed_tokens." in name else _pieces(file, name, info.shape) for name, info in own.items()
+    }
+    return [Use(name, own[name].elements, own[name].nbytes, *pieces[name]) for name in sorted(own, key=_when)]
+
+
 def unread_of(file) -> Callable[[str], bool]:
     """Whether no token reads the tensor of a name."""
     predicting, shared = predicting_layers(file), count(file, "attention.shared_kv_layers")

@@ -14,8 +14,10 @@ from pathlib import Path
 import torch
 
 from kit.errors import ModelError
+from kit.gguf.uses import bytes_used, uses_of
 from kit.model.transformer import Transformer
 from kit.model.weights import Weights
+from kit.units import format_bytes, format_seconds
 
 MOST = 8  # tokens of a draft
 _SIZES = (1, 2, 4, 8)  # and the most that is asked for: for each of them a pass is recorded
@@ -23,10 +25,10 @@ _SAMPLE, _PLAIN, _AGAIN = 24, 3, 24  # tokens after which a draft is judged; pas
 
 
 class Drafter(ABC):
-    """Proposes how a sequence goes on. ``name`` is that of the option; ``seconds`` and ``proposed``: of all its drafts."""
+    """Proposes how a sequence goes on. ``name`` is that of the option; ``nbytes``: of weights that it reads for a token."""
 
     name = ""
-    nbytes = 0  # of weights that it reads for a drafted token
+    nbytes = 0
 
     @abstractmethod
     def propose(self, tokens: Sequence[int], count: int, sampler) -> tuple[list[int], list[torch.Tensor | None]]:
@@ -71,7 +73,7 @@ class Smaller(Drafter):
         self.name = Path(str(file.path)).name
         self._model = Transformer(Weights(file), linear="fused-int8", max_context=min(model.max_context, _context_of(file)))
         self._cache, self._held, self._mark = self._model.new_cache(), [], None
-        self.nbytes = sum(info.nbytes for name, info in file.tensors.items() if "_exps." not in name)
+        self.nbytes = round(bytes_used(uses_of(file)))
 
     def propose(self, tokens, count, sampler):
         tokens, cache = list(tokens), self._cache
@@ -151,19 +153,27 @@ def drafter_of(model, draft, most: int) -> Drafter:
 
 @dataclass
 class Drafting:
-    """What drafts gave: passes over drafts, tokens that were drafted, taken, and that came of these passes in all; seconds of
-    drafting and of verifying them. ``plain``: seconds of passes over one token, which were taken in turn. ``ties``: positions
-    at which two logits of the exact way tie within its rounding, so that another order of sums may choose the other."""
+    """What drafts gave: passes over drafts, tokens that were drafted, taken, and that came of these passes in all; ``refused``:
+    passes that ended with a drafted token that was not taken. ``drafting`` and ``verifying``: seconds of the ``timed`` tokens'
+    passes, which drafted ``timed_drafted``. ``plain``: seconds of passes over one token, which were taken in turn; ``idle``:
+    how often nothing was proposed. ``ties``: positions at which two logits of the exact way tie within its rounding, so that
+    another order of sums may choose the other. ``nbytes``: of weights that the drafter reads for a token. ``stays``: it is
+    never switched off."""
 
     name: str
+    nbytes: int = 0
+    stays: bool = False
     passes: int = 0
     drafted: int = 0
     accepted: int = 0
+    refused: int = 0
     tokens: int = 0
     drafting: float = 0.0
     verifying: float = 0.0
     timed: int = 0  # tokens of the passes whose time counts
+    timed_drafted: int = 0
     plain: list[float] = field(default_factory=list)
+    idle: int = 0
     ties: int = 0
     off: int = 0  # tokens of the answer after which the draft was switched off; 0: never
 
@@ -171,6 +181,17 @@ class Drafting:
     def acceptance(self) -> float | None:
         """The share of drafted tokens that were taken."""
         return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def chance(self) -> float | None:
+        """How often a drafted token was taken if all before it in its draft were: what a prediction for other drafts needs."""
+        seen = self.accepted + self.refused
+        return self.accepted / seen if seen else None
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """Seconds of drafting a token."""
+        return self.drafting / self.timed_drafted if self.timed_drafted else None
 
     @property
     def speed(self) -> float | None:
@@ -186,7 +207,7 @@ class Drafting:
     @property
     def loses(self) -> bool:
         """Whether enough tokens say that the model alone is faster."""
-        return self.timed >= _SAMPLE and len(self.plain) >= _PLAIN and self.speed < self.plain_speed
+        return not self.stays and self.timed >= _SAMPLE and len(self.plain) >= _PLAIN and self.speed < self.plain_speed
 
     def told(self) -> str:
         """One sentence for a person."""
@@ -197,6 +218,9 @@ class Drafting:
         text += f"{self.tokens / self.passes:.2g} tokens per pass"
         if fast and slow:
             text += f"; {fast:.2g} tokens per second with it and {slow:.2g} without, in turn ({fast / slow:.2g} times)"
+        if seconds := self.seconds_per_token:
+            reads = f"reads {format_bytes(self.nbytes)} of weights" if self.nbytes else "reads no weights"
+            text += f"; a drafted token takes {format_seconds(seconds)} and {reads}"
         if self.ties:
             text += f"; {self.ties} positions tie within rounding"
         return text + (f"; switched off after {self.off} tokens, because the model alone is faster" if self.off else "")
@@ -225,8 +249,10 @@ def passes(model, cache, prompt, sampler, drafter, most: int, end: Sequence[int]
                 told.drafting += middle - start
                 told.verifying += time.perf_counter() - middle
                 told.timed += len(new)
+                told.timed_drafted += len(drafted)
         else:
             new, count, since = [sampler(model.step(sequence[-1:], cache))], 1, 0 if len(told.plain) >= _PLAIN else since
+            told.idle += bool(wanted) and not plainly
             if count in known:
                 told.plain.append(time.perf_counter() - middle)
         known.add(count)
@@ -255,4 +281,5 @@ def _verified(model, cache, sequence, drafted, chances, sampler, end, told) -> l
     told.passes, told.drafted, told.accepted, told.tokens = (
         told.passes + 1, told.drafted + len(drafted), told.accepted + taken, told.tokens + len(new),
     )  # fmt: skip
+    told.refused += not accepted
     return new

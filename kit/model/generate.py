@@ -200,7 +200,7 @@ def _drafted(model, cache, answer, sample, draft, most, ends, max_tokens):
             f"{model.file.path}: the context of {cache.context} has no room for a draft of {most} tokens after the prompt, "
             f"which takes {needed}: ask for more context, or a smaller draft"
         )
-    answer.draft = Drafting(drafter.name)
+    answer.draft = Drafting(drafter.name, drafter.nbytes)
     return passes(model, cache, answer.prompt, sample, drafter, most, ends, max_tokens, answer.draft)
 
 

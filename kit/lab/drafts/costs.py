@@ -1,0 +1,73 @@
+"""What drafts cost: passes over 1 to 9 tokens beside their bounds, copies of states, and a drafted token."""
+
+import statistics
+import time
+from collections.abc import Sequence
+
+from kit.gguf.uses import bytes_used, uses_of
+from kit.lab.drafts.predicted import Costs
+from kit.lab.engines.bounds_of import Roof
+from kit.lab.predicting.remembered import held
+from kit.model.drafts import MOST, Drafter
+from kit.model.generate import Sampler
+from kit.products import PRODUCTS
+
+ROUNDS = 3  # of the curve, after one that records the passes
+_DRAFTS = (1, 4)  # tokens of the drafts that are timed
+
+
+def timed(work) -> float:
+    """Seconds of a call."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def verification(model, cache, tokens: Sequence[int], most: int = MOST, rounds: int = ROUNDS) -> Costs:
+    """Costs of passes over 1 to ``most`` + 1 of ``tokens`` after the positions in ``cache``, which is left as it was. All sizes
+    are timed in turn; of each the median counts."""
+    base, sizes = cache.mark(), range(1, most + 2)
+    passes: dict[int, list[float]] = {size: [] for size in sizes}
+    backs, copies = [], []
+    for number in range(rounds + 1):
+        for size in sizes if number % 2 else reversed(sizes):
+            start = time.perf_counter()
+            done = model.verify(tokens[:size], cache) if size > 1 else model.step(tokens[:1], cache)
+            passes[size].append(time.perf_counter() - start)
+            if size > 1:
+                backs.append(timed(lambda done=done, size=size: done.keep(size // 2)))
+            cache.back_to(base)
+        copies.append(timed(cache.mark))
+    each = tuple(statistics.median(passes[size][1:]) for size in sizes)
+    return Costs(each, 0.0, 0.0, statistics.median(backs[most:]), 0.0 if cache.can_be_cut else statistics.median(copies))
+
+
+def drafting(drafter: Drafter, tokens: Sequence[int], rounds: int = ROUNDS) -> tuple[float, float]:
+    """Seconds of (a drafted token, the rest of a draft) as ``tokens`` grows by two a draft, as if one of each were taken."""
+    taken: dict[int, list[float]] = {count: [] for count in _DRAFTS}
+    end = len(tokens) - 2 * len(_DRAFTS) * (rounds + 1)
+    for _ in range(rounds + 1):
+        for count in _DRAFTS:
+            end += 2
+            taken[count].append(timed(lambda end=end, count=count: drafter.propose(tokens[:end], count, Sampler())))
+    few, many = (statistics.median(taken[count][1:]) for count in _DRAFTS)
+    each = max(0.0, (many - few) / (_DRAFTS[1] - _DRAFTS[0]))
+    return each, max(0.0, few - _DRAFTS[0] * each)
+
+
+def bounds(model, roof: Roof, most: int = MOST) -> list[dict]:
+    """The least of passes over 1 to ``most`` + 1 tokens: ``tokens``, ``bytes`` (weights once, a mixture's the union of experts
+    that each token draws evenly; states read and written once, and once more for the copy to which a pass over several can go
+    back), ``operations``, ``seconds`` and what limits (``by``)."""
+    uses, rows = uses_of(model.file), []
+    how = PRODUCTS[model.linear.activations]
+    rate = max(roof.rates["float32"], roof.rates.get("int8", 0.0) / how.digits)  # blocks are multiplied digit by digit
+    operations = sum(2 * use.elements * use.share() for use in uses if not use.is_rows)
+    states = held(model.config, 0)["states"]
+    for tokens in range(1, most + 2):
+        nbytes = bytes_used(uses, tokens=tokens) + 2 * states * (1 + (tokens > 1))
+        by = {"memory": nbytes / roof.bandwidth, "arithmetic": tokens * operations / rate}
+        limit = max(by, key=by.get)
+        work = {"bytes": round(nbytes), "operations": round(tokens * operations)}
+        rows.append({"tokens": tokens} | work | {"seconds": by[limit], "by": limit})
+    return rows

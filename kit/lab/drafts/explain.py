@@ -1,0 +1,116 @@
+"""What kit explain MODEL --draft X says: what a draft costs, how often it is taken, what it gains; as data and in words."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+import kit
+from kit.errors import ModelError
+from kit.gguf.foreign import check_language_model
+from kit.gguf.sources import model_name
+from kit.lab.drafts import costs, heads, passages, predicted
+from kit.lab.engines import bounds_of
+from kit.lab.measuring.busy import Busy, watching
+from kit.model.drafts import MOST, Drafting, drafter_of, passes
+from kit.model.generate import Sampler
+from kit.model.hyperparameters import read_config
+
+TOKENS, DRAFTED = 48, 4  # of an answer to a passage; of a draft, as kit generate has it
+_CONTEXT = 1024
+
+
+def explain(name: str, draft: str, say: Callable[[str], None] = lambda text: None, tokens: int | None = None) -> dict:
+    """Plain data; docs/public.md has its keys. ``draft``: ngram, mtp, or the file of a smaller model. ModelError, in one line,
+    before anything is measured for a draft that cannot be."""
+    with kit.open(name) as file:
+        check_language_model(file)
+        head = heads.head_of(file)
+        if draft == "mtp" and head is None:
+            raise ModelError(f"{file.path}: it has no MTP head: give ngram, or the file of a smaller model")
+        data = {"file": model_name(name), "draft": model_name(draft), "drafted": DRAFTED, "head": head}
+        if draft == "mtp":
+            return data | {"curve": [], "costs": None, "passages": []} | Busy().facts
+        busy = Busy()
+        with watching(busy):
+            data |= measured(file, draft, say, tokens or TOKENS)
+        return without_times(data) | busy.facts if busy else data | busy.facts
+
+
+def measured(file, draft, say: Callable[[str], None] = lambda text: None, tokens: int = TOKENS, linear: str = "fused") -> dict:
+    """``curve``, ``costs``, ``break_even`` and ``passages`` of an open file and a draft for it."""
+    model = kit.Transformer(kit.Weights(file), linear=linear, max_context=min(_CONTEXT, read_config(file).context))
+    drafter, texts = drafter_of(model, draft, DRAFTED), {name: passages.ids_of(model, name) for name in passages.PASSAGES}
+    say("measuring memory and arithmetic")
+    roof = bounds_of.measured()
+    say(f"timing passes over 1 to {MOST + 1} tokens")
+    cache = model.new_cache()
+    model.step(texts["prose"], cache)
+    cost = costs.verification(model, cache, texts["prose"])
+    each, rest = costs.drafting(drafter, texts["code"])
+    cost = cost._replace(draft=each, catch_up=rest)
+    curve = [
+        bound | {"measured": seconds, "times": seconds / cost.plain}
+        for bound, seconds in zip(costs.bounds(model, roof), cost.verify, strict=True)
+    ]
+    rows = []
+    for name, ids in texts.items():
+        say(f"answering {name} with the draft")
+        rows.append(_passage(name, answered(model, drafter, ids, tokens), cost))
+    even = {str(drafted): predicted.break_even(cost, drafted) for drafted in range(1, MOST + 1)}
+    return {
+        "curve": curve, "bandwidth": roof.bandwidth, "rates": roof.rates, "break_even": even, "passages": rows,
+        "costs": {
+            "token": cost.plain, "verify": cost.verify[DRAFTED], "drafted_token": cost.draft, "catch_up": cost.catch_up,
+            "copies": cost.copies, "back": cost.back, "draft_bytes": drafter.nbytes, "state_bytes": cache.fixed_bytes,
+        },
+    }  # fmt: skip
+
+
+def answered(model, drafter, ids, tokens: int) -> Drafting:
+    """What drafts gave in an answer of up to so many tokens, all along: a draft that loses stays."""
+    told, cache = Drafting(drafter.name, drafter.nbytes, stays=True), model.new_cache()
+    ends = model.tokenizer.end_tokens
+    done = 0
+    for new, *_ in passes(model, cache, ids, Sampler(), drafter, DRAFTED, ends, tokens, told):
+        done += len(new)
+        if done >= tokens or new[-1] in ends or cache.length == cache.context:
+            break
+    return told
+
+
+def _passage(name: str, told: Drafting, cost: predicted.Costs) -> dict:
+    """A row: what was counted, what that predicts, and what was measured."""
+    row = {"name": name} | {key: asdict(told)[key] for key in ("drafted", "accepted", "passes", "idle", "ties")}
+    share = told.passes / (told.passes + told.idle) if told.passes else 0.0
+    chance, known = told.chance, told.chance is not None
+    seen = told.accepted + told.refused
+    drafted, gain = predicted.best(cost, chance, share) if known else (0, 1.0)
+    return row | {
+        "acceptance": chance,
+        "error": (chance * (1 - chance) / seen) ** 0.5 if known else None,
+        "of_all": told.acceptance,
+        "tokens_per_pass": told.tokens / told.passes if told.passes else None,
+        "share": share,
+        "predicted": predicted.speed_up(cost, chance, DRAFTED, share) if known else None,
+        "measured": _gained(told),
+        "best": drafted,
+        "best_predicted": gain,
+    }
+
+
+def _gained(told: Drafting) -> float | None:
+    """Tokens per second with the draft, passes for which there was none included, over those without, in turn."""
+    if not told.timed or not told.plain:
+        return None
+    alone = 1 / told.plain_speed
+    spent = told.drafting + told.verifying + told.idle * alone
+    return alone * (told.timed + told.idle) / spent
+
+
+def without_times(data: dict) -> dict:
+    """The same where others used the cores: counts stay, and nothing is said that compares times."""
+    times = dict.fromkeys(("predicted", "measured", "best", "best_predicted"))
+    return data | {
+        "passages": [row | times for row in data["passages"]],
+        "curve": [row | {"times": None} for row in data["curve"]],
+        "break_even": dict.fromkeys(data["break_even"]),
+    }

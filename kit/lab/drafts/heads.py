@@ -1,0 +1,39 @@
+"""What the MTP head of a file costs, from its table of tensors: the block, the projection and the output matrix, in bytes."""
+
+from kit.gguf.names import layer_of
+from kit.gguf.uses import Use, bytes_used, predicting_layers, uses_of, uses_of_layer
+
+
+def head_of(file) -> dict | None:
+    """Of the first MTP head of an open file; None for a file without one.
+
+    ``block_bytes``: of its layer (of a mixture the experts that a token uses); ``output_bytes``: of the matrix that makes its
+    logits, ``output``; ``draft_bytes`` that a drafted token reads, ``token_bytes`` that a token reads without one, ``share`` of
+    the two; ``heads`` in the file. ``least_break_even``: tokens of a draft -> the acceptance from which it gains if verifying
+    more tokens costs nothing."""
+    layers = sorted({layer_of(name) for name in file.tensors if ".nextn." in name})
+    if not layers or not predicting_layers(file):
+        return None
+    own = uses_of_layer(file, layers[0])
+    matrix = _output(file, own)
+    block = bytes_used(use for use in own if use.name != matrix.name and not use.is_rows)
+    token, draft = bytes_used(uses_of(file)), block + matrix.nbytes
+    return {
+        "heads": len(layers), "layer": layers[0], "block_bytes": round(block), "output": matrix.name,
+        "output_bytes": matrix.nbytes, "draft_bytes": round(draft), "token_bytes": round(token), "share": draft / token,
+        "least_break_even": {str(drafted): _least(draft / token, drafted) for drafted in (1, 2, 3, 4)},
+    }  # fmt: skip
+
+
+def _output(file, own: list[Use]) -> Use:
+    """The matrix of the head's logits: its own, the model's, or the embedding where that is the output."""
+    theirs = next((use for use in own if ".nextn.shared_head_head." in use.name), None)
+    name = next((name for name in ("output.weight", "token_embd.weight") if name in file.tensors), "")
+    info = file.tensors[name] if not theirs else None
+    return theirs or Use(name, info.elements, info.nbytes)
+
+
+def _least(share: float, drafted: int) -> float | None:
+    from kit.lab.drafts.predicted import Costs, break_even
+
+    return break_even(Costs((1.0,) * (drafted + 1), share), drafted)

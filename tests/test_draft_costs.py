@@ -1,0 +1,128 @@
+"""Whether a draft pays: the prediction, the bytes of an MTP head, and kit explain --draft."""
+
+import json
+
+import documented
+import model_files
+import mtp_files
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import kit
+from kit.gguf.uses import bytes_used, uses_of
+from kit.lab.commands import cli
+from kit.lab.drafts import costs, explain, heads, words
+from kit.lab.drafts.predicted import Costs, best, break_even, speed_up, tokens_per_pass
+from kit.lab.engines.bounds_of import Roof
+
+COSTS = Costs((0.1, 0.11, 0.12, 0.14, 0.15), draft=0.02, catch_up=0.005, back=0.01)
+
+
+def test_a_speed_up_is_what_a_simulation_of_passes_gives():
+    draw = np.random.default_rng(0)
+    for chance, drafted, share in ((0.7, 4, 1.0), (0.3, 2, 1.0), (0.9, 3, 0.4)):
+        tokens = spent = 0.0
+        for _ in range(20_000):
+            if draw.random() >= share:
+                tokens, spent = tokens + 1, spent + 0.1
+                continue
+            taken = next((n for n in range(drafted) if draw.random() >= chance), drafted)
+            tokens += taken + 1
+            spent += 0.005 + drafted * 0.02 + COSTS.verify[drafted] + 0.01 * (taken < drafted)
+        assert speed_up(COSTS, chance, drafted, share) == pytest.approx(0.1 * tokens / spent, rel=0.02)
+
+
+def test_break_even_and_the_best_draft():
+    for drafted in range(1, 5):
+        even = break_even(COSTS, drafted)
+        assert speed_up(COSTS, even, drafted) == pytest.approx(1, abs=1e-3) and 0 < even < 1
+    assert break_even(COSTS._replace(draft=1.0), 2) is None
+    assert tokens_per_pass(1.0, 4) == 5 and tokens_per_pass(0.0, 4) == 1
+    assert best(COSTS, 0.0) == (0, 1.0) and best(COSTS, 1.0)[0] == 4
+    assert best(COSTS, 0.5) == max(((n, speed_up(COSTS, 0.5, n)) for n in range(1, 5)), key=lambda pair: pair[1])
+
+
+@pytest.mark.parametrize("own", [(), ("shared_head_norm", "embed_tokens", "shared_head_head")], ids=["borrowed", "own"])
+def test_bytes_of_a_head_are_those_of_its_block_and_an_output_matrix(folder, tmp_path, own):
+    plain = model_files.write(folder, "tiny-qwen35", "F32")
+    with kit.open(plain) as file, kit.open(mtp_files.with_head(plain, tmp_path / "head.gguf", own)) as with_head:
+        assert heads.head_of(file) is None
+        head = heads.head_of(with_head)
+        layer = sum(info.nbytes for name, info in file.tensors.items() if name.startswith("blk.3."))
+        added = sum(info.nbytes for name, info in with_head.tensors.items() if ".nextn." in name and "_head_h" not in name)
+        rows = with_head.tensors.get("blk.4.nextn.embed_tokens.weight")
+        output = with_head.tensors["blk.4.nextn.shared_head_head.weight" if own else "token_embd.weight"]
+        assert head["block_bytes"] == layer + added - (rows.nbytes if rows else 0)
+        assert head["output_bytes"] == output.nbytes and head["draft_bytes"] == head["block_bytes"] + output.nbytes
+        assert head["token_bytes"] == round(bytes_used(uses_of(file)))
+        assert head["least_break_even"]["1"] == pytest.approx(head["share"], abs=1e-3)
+
+
+def test_bounds_of_passes_grow_by_arithmetic_and_by_experts(folder):
+    """The least: dense weights are read once; a mixture's experts are a union; states are copied for a pass over several."""
+    roof = Roof(1e9, {"float32": 1e9, "int8": 1e9}, {})
+    for name in ("tiny-llama", "tiny-qwen3moe", "tiny-qwen35"):
+        model = kit.Transformer(kit.open(model_files.write(folder, name, "Q8_0")))
+        rows = costs.bounds(model, roof, 3)
+        states = 2 * model.new_cache(8).fixed_bytes
+        uses = uses_of(model.file)
+        assert [row["bytes"] for row in rows] == [
+            round(bytes_used(uses, tokens=n) + states * (1 + (n > 1))) for n in (1, 2, 3, 4)
+        ]
+        assert rows[3]["operations"] == pytest.approx(4 * rows[0]["operations"]) and rows[3]["by"] == "arithmetic"
+        assert (rows[1]["bytes"] > 1.1 * rows[0]["bytes"]) == (name != "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def pair(folder):
+    return model_files.write(folder, "tiny-llama", "F32"), model_files.write(folder, "tiny-llama", "Q4_K_M")
+
+
+def told(*words):
+    done = CliRunner().invoke(cli.main, ["explain", *map(str, words)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_explain_a_draft_in_documented_keys(pair, monkeypatch):
+    monkeypatch.setattr(explain, "TOKENS", 12)
+    monkeypatch.setattr(explain.bounds_of, "measured", lambda: Roof(1e9, {"float32": 1e9, "int8": 1e9}, {}))
+    answer = json.loads(told(pair[0], "--draft", pair[1], "--json"))
+    assert not documented.undocumented("explain --draft", answer) and documented.keys("explain --draft") == set(answer)
+    assert [row["tokens"] for row in answer["curve"]] == list(range(1, 10)) and answer["curve"][0]["times"] == 1
+    assert {row["name"] for row in answer["passages"]} == {"code", "prose", "chat"}
+    for row in answer["passages"]:
+        assert row["accepted"] <= row["drafted"] and 0 <= row["acceptance"] <= 1 and row["predicted"] > 0
+    assert answer["head"] is None and answer["costs"]["draft_bytes"] < pair[0].stat().st_size
+
+
+def row_of(name, acceptance, gain):
+    return {"name": name, "acceptance": acceptance, "measured": gain, "predicted": 9.9}
+
+
+@pytest.mark.parametrize(
+    "rows, even, sentence",
+    [
+        ([row_of("code", 0.71, 1.2), row_of("prose", 0.48, 0.9)], 0.58,
+         "A draft by small.gguf pays on code (1.2 times), not on prose (0.9 times): the model accepts 71% and 48%; it breaks "
+         "even at 58%."),
+        ([row_of("code", 0.5, 0.8)], None,
+         "A draft by small.gguf does not pay on code (0.8 times): the model accepts 50%; it would lose if all were accepted."),
+        ([row_of("code", None, None)], 0.1, "A draft by small.gguf proposed nothing for code, so it changes nothing."),
+    ],
+)  # fmt: skip
+def test_the_answer_is_one_sentence(rows, even, sentence):
+    data = {"draft": "small.gguf", "passages": rows, "busy": False, "break_even": {str(explain.DRAFTED): even}, "head": None}
+    assert words.answer(data) == sentence
+
+
+def test_drafts_that_cannot_be_are_one_line(pair):
+    for given, says in (
+        ((pair[0], "--draft", "mtp"), "no MTP head"),
+        ((pair[1], "--draft", pair[0]), "cannot pay"),
+        ((pair[0], "--draft", "ngram", "--tokens", "4", "--all"), "leave out --everything, --tokens"),
+        (("https://example.org/model.gguf", "--draft", "ngram"), "download it first"),
+    ):
+        done = CliRunner().invoke(cli.main, ["explain", *map(str, given)])
+        assert done.exit_code == 2 and says in done.stderr and "\n" not in done.stderr.strip(), done.output
