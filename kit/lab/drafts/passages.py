@@ -23,8 +23,8 @@ def median(values):
 '''
 PROSE = """The harbour woke slowly. Fog lay over the quay, and the masts of the smaller boats rose out of it like a wood in
 winter. An old man came down from the town with a basket on his arm, sat down on a bollard, and began to repair a net that was
-older than he was. Nobody had asked him to, and nobody would sail with it again. When the bell of the church struck seven, the fog
-rose, and"""
+older than he was. Nobody had asked him to, and nobody would sail with it again. When the bell of the church struck seven, the
+fog rose, and"""
 CHAT = "Why is the sky blue in the day and red in the evening? Answer in three sentences."
 PASSAGES = {"code": CODE, "prose": PROSE, "chat": CHAT}
 
