@@ -17,7 +17,7 @@ from kit.lab.engines.base import Cpu, EngineFacts, Pass
 from kit.lab.engines.table import kinds, opened
 from kit.lab.explaining import beside_kit, pasted, roofline
 from kit.lab.explaining.study import Study
-from kit.lab.measuring import arithmetic, machine, state
+from kit.lab.measuring import arithmetic, machine, minutes, state
 from kit.lab.report import gallery
 from kit.lab.synthetic.write import synthesize
 from kit.system.cores import Cores
@@ -154,7 +154,18 @@ def test_a_ratio_is_of_the_same_rounds(quiet):
     assert compared.times == pytest.approx(0.8, rel=0.02) and 0.75 < compared.low < compared.high < 0.85
     assert "0.80 (0." in compared.told and "in 5 rounds: slower" in compared.told and compared.test == "tg64"
     same = turns.ratio("old", "same", {"old": series["old"], "same": series["old"]})
-    assert same.times == 1 and "no difference" in same.told
+    assert same.times == 1 and "`same` is as fast as `old` (1.00 to 1.00 times), in 5 rounds." in same.told
+
+
+def test_the_limit_is_of_the_same_rounds(quiet):
+    """Memory halves its speed in the third round, and the engine with it: its share stays."""
+    read = iter([20.0, 20.0, 10.0, 20.0, 20.0]).__next__
+    series = turns.in_turn([Metronome("one", [0.1, 0.1, 0.2, 0.1, 0.1])], "decode", 64, read=read)
+    same = minutes.in_rounds(1e9, series)
+    assert same.read_gbps == 20 and same.share("one").median == pytest.approx(0.5) == same.share("one").high
+    series["one"].passes[0] = Pass(1.0, 0, 64, problem="the answer is empty")
+    assert minutes.in_rounds(1e9, series) is None, "of which round a speed was is not known any more"
+    assert minutes.in_rounds(1e9, turns.in_turn([Metronome("one", [1] * 5)], "decode", 64)) is None
 
 
 def test_a_busy_machine_is_no_comparison(monkeypatch):
@@ -230,6 +241,11 @@ def test_a_prompt_is_bound_by_arithmetic_or_by_memory():
 def test_explain_of_an_engine(model, tmp_path, roof):
     text = f"{bench(tmp_path, per_token=4.0)} -t 1 -ctk q8_0"
     data = json.loads(explained(model, "--engine", text, "--depth", 128, "--json"))
+    limit, mine = data["answer"]["table"]
+    assert (limit["kind"], mine["kind"], mine["name"]) == ("limit", "yours", text) and mine["of_limit"] == data["mbu"]
+    assert mine["speed"] == pytest.approx(0.25) and limit["speed"] == pytest.approx(1 / data["bound"]["seconds"])
+    printed = explained(model, "--engine", text, "--depth", 128)
+    assert f"{limit['speed']:.3g}" in printed.split("\n\n")[1] and "of the limit" in printed
     with kit.open(model) as file:
         least = bounds_of.work_of(file, 512).token_bytes / 1e6
     assert data["engine"]["threads"] == 1 and data["engine"]["version"] == "b5163 (8cf427ff)"
@@ -311,7 +327,8 @@ def test_markdown_has_the_names_of_llama_bench(model, tmp_path, roof):
     out = explained(model, *arguments, "--markdown")
     data = json.loads(explained(model, *arguments, "--json"))
     assert out.strip() == pasted.markdown(data).strip()  # one function, from the JSON itself
-    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in out.splitlines() if line.startswith("|")]
+    lines = out[out.index("| engine |") :].splitlines()
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("|")]
     assert [row[3] for row in rows[2:5]] == ["pp512", "tg64", "tg64 @ d128"]
     assert rows[3][4] == "0.25" and rows[3][6] == f"{data['mbu']:.0%}" and rows[3][2] == "1"
     assert len({len(row) for row in rows[:5]}) == 1  # a | in an option ends no cell

@@ -20,11 +20,12 @@ from kit.lab.engines.meter import Received, Report
 from kit.lab.engines.protocols import PROTOCOLS, event_of
 from kit.lab.engines.server import KEY, ServerClient, is_server
 from kit.lab.engines.started import Started, changed
-from kit.lab.engines.watch import Holding
+from kit.lab.engines.watch import Holding, Seen
 from kit.lab.explaining import refused as refused_load
 from kit.lab.explaining import running_answer, running_words
-from kit.lab.explaining.causes import Cause
+from kit.lab.explaining.causes import Cause, Window
 from kit.lab.explaining.running import Running
+from kit.lab.measuring.busy import Busy
 from kit.system import groups, usable_cores
 
 
@@ -372,11 +373,47 @@ def test_a_server_that_ends_meanwhile_is_an_error_of_one_line(smollm2):
             _ = ran.windows
 
 
-def test_fewer_threads_are_no_first_advice_on_a_busy_machine():
+def test_a_busy_machine_has_no_advice_of_a_server():
     """With neighbors, two threads that spin were a hundred times slower than eight that sleep."""
     found = [Cause("memory", 0.02, 0.02, 0.02), Cause("threads", 0.03, 0.02, 0.04, "8 threads on 2 cores", "-t 2")]
-    assert running_words._change(found[1], found, 0.1).startswith("To change: -t 2.")
-    assert running_words._change(found[1], found, 1.0).startswith("First end the other processes, which used 1.0 cores")
+    assert running_words._change(found[1], found, Busy(0.1)).startswith("To change: -t 2.")
+    assert running_words._change(found[1], found, Busy(1.0)) == "No advice: close what else runs, and ask again."
+
+
+@pytest.mark.parametrize("others, yes", [(1.0, False), (0.0, True)])
+def test_sections_of_a_busy_server_have_no_remedy_no_share_and_no_change(monkeypatch, others, yes):
+    owner = SimpleNamespace(process=0, threads=8, command=[], file=None, missing=[], mapped=False)
+    seen = Seen(1.0, (0.7,) * 8, (0.25,) * 8, cores=2, others=others)
+    threads = Cause("threads", 0.06, 0.05, 0.07, "8 threads on 2 cores", "-t 2")
+    got = SimpleNamespace(answered=9, asked=9, report=SimpleNamespace(predicted=9), stopped=False)
+    server = SimpleNamespace(name="llama-server", version="b1", url="http://here", model="m", tokenizer=None)
+    running = SimpleNamespace(
+        owner=owner, server=server, windows=[Window(9, 0.1, seen)] * 2, decodes=[got] * 2, gbps=10.0, context=0, kv="float16",
+        file=None, holding=Holding(), decode=[Cause("memory", 0.04, 0.04, 0.04), threads], load=[], prompts=[], overhead=0.0,
+        per_position=0.0, turns=None, second_turn=[], deep=None, faults=[], least=lambda at: 0.04, bytes_at=lambda at: 4e8,
+    )  # fmt: skip
+    told = [*running_words.sections(running)]
+    data, text = {key: value for key, value, _ in told if key}, "\n".join(words for *_, words in told)
+    assert bool(data["change"]) == bool(data["mbu"]) == ("To change" in text) == ("-t 2" in text) == yes
+    assert [row["remedy"] for row in data["causes"]] == ["", "-t 2" if yes else ""] and data["busy"] == (not yes)
+    assert [row["kind"] for row in data["answer"]["table"]] == ["limit"] * yes + ["yours"]
+    assert ("of the limit" in text) == yes and ("Busy machine: others used 1.0" in text) == (not yes)
+
+
+@pytest.mark.parametrize("times, verdict, words", [
+    (1.02, "as fast", "It is as fast as before (0.97 to 1.07 times)."),
+    (2.0, "faster", "It is 2.00 times as fast as before (1.90"),
+    (0.5, "slower", "It is 0.50 times as fast as before (0.48 to 0.53)."),
+])  # fmt: skip
+def test_an_answer_compared_with_an_earlier_one(times, verdict, words):
+    def answer(seconds, others=0.0):
+        decode = {"seconds": seconds, "interval": [0.975 * seconds, 1.025 * seconds], "others": others}
+        return {"decode": decode, "engine": {"file": "a.gguf"}}
+
+    told = running_answer.compared(answer(0.1), answer(0.1 / times))
+    assert told["verdict"] == verdict and words in " ".join(told["told"].split())
+    busy = running_answer.compared(answer(0.1), answer(0.1 / times, 1.0))
+    assert busy["verdict"] == "busy" and "times as fast" not in busy["told"] and "no comparison" in busy["told"]
 
 
 def test_pages_on_several_nodes_are_told():

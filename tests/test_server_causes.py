@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import served
 
@@ -48,6 +49,20 @@ def test_with_nothing_wrong_no_fault_has_a_tenth():
     row = split(window(), MEMORY)
     assert largest(account([row])) is None and row["memory"] == MEMORY and row["unexplained"] > 0.03
     assert sum(row.values()) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("cores", [2, 8, 64])
+def test_an_idle_machine_of_any_size_has_no_fault(cores):
+    """Every thread waits a hundredth for the scheduler: of 64 threads any one waits half of the time, and no token does."""
+    rng = np.random.default_rng(cores)
+    rows = []
+    for _ in range(200):
+        waited = rng.uniform(0, 0.03, cores)
+        seen = {"waited": tuple(waited), "ran": tuple(1 - waited - rng.uniform(0, 0.02, cores)), "cores": cores}
+        seen |= {"others": rng.uniform(0, 0.05), "disk": rng.uniform(0, 0.02), "faults": int(rng.integers(3)), "stolen": 0.01}
+        rows.append(split(window(reported=0.1 * rng.uniform(0.97, 1.01), **seen), MEMORY))
+        assert largest(account(rows[-1:])) is None, rows[-1]
+    assert largest(account(rows)) is None
 
 
 def test_a_time_that_the_server_does_not_have_is_overhead():

@@ -250,7 +250,7 @@ def _with_engines(file, engines, threads, depth, others, markdown, figure, as_js
     from kit.gguf.remote import is_remote
     from kit.lab.engines.options import counts_of
     from kit.lab.explaining import of_engines, pasted, roofline
-    from kit.lab.explaining.tables import paragraph
+    from kit.lab.explaining.tables import wrapped
     from kit.units import to_json
 
     if figure:
@@ -273,7 +273,7 @@ def _with_engines(file, engines, threads, depth, others, markdown, figure, as_js
         roofline.save(data, figure)
     if as_json:
         return to_json(data)
-    return pasted.markdown(data) if markdown else "\n\n".join(map(paragraph, of_engines.told(data)))
+    return pasted.markdown(data) if markdown else "\n\n".join(map(wrapped, of_engines.told(data)))
 
 
 def _with_draft(file, draft, as_json) -> str:

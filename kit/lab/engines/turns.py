@@ -1,6 +1,6 @@
 """Engines in turn: two builds or settings alternate, so that what the machine does meanwhile is the same for both."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,6 +10,7 @@ from kit.errors import EngineError
 from kit.lab.engines.base import Pass, Runner
 from kit.lab.measuring import state
 from kit.lab.measuring.measure import interval_of
+from kit.lab.measuring.minutes import as_fast
 
 DECODE, PROMPT = "decode", "prompt"
 
@@ -17,13 +18,14 @@ DECODE, PROMPT = "decode", "prompt"
 @dataclass
 class Series:
     """What one engine did at one test. ``passes``: of each round that counts, in order; ``others``: cores that other processes
-    used in the busiest of them."""
+    used in the busiest of them; ``gbps``: how fast memory was read in the same rounds, where that was asked for."""
 
     kind: str
     asked: int
     depth: int
     passes: list[Pass] = field(default_factory=list)
     others: float = 0.0
+    gbps: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
@@ -84,25 +86,30 @@ class Compared:
     @property
     def told(self) -> str:
         """In words, as a sentence."""
-        how = "slower" if self.high < 1 else "faster" if self.low > 1 else "no difference that these rounds show"
+        if self.low <= 1 <= self.high:
+            same = as_fast(self.times, self.low, self.high, f"`{self.before}`")
+            return f"{self.test}: `{self.after}` is {same}, in {self.rounds} rounds."
         span = f"{self.times:.2f} ({self.low:.2f} to {self.high:.2f})"
+        how = "slower" if self.high < 1 else "faster"
         return f"{self.test}: `{self.after}` is {span} times as fast as `{self.before}`, in {self.rounds} rounds: {how}."
 
 
 def in_turn(
-    engines: Sequence[Runner], kind: str, tokens: int, depth: int = 0, rounds: int = 5, strict: bool = False
+    engines: Sequence[Runner], kind: str, tokens: int, depth: int = 0, rounds: int = 5, strict: bool = False,
+    read: Callable[[], float] | None = None,
 ) -> dict[str, Series]:  # fmt: skip
     """Label -> its Series of one test, a pass of each engine a round, in reverse order every other round.
 
     A round that other processes disturbed is taken again, at most as often as there are rounds; the quietest are kept.
+    ``read``: reads memory once in each round and returns GB/s, so that the limit is of the same minutes.
     ``strict``: EngineError where even those were disturbed, because a comparison on a busy machine is none.
     """
-    taken: list[tuple[float, dict[str, Pass]]] = []  # (cores of others, pass by label) of each round
+    taken: list[tuple[float, tuple]] = []  # (cores of others, GB/s and pass by label) of each round
     while len(taken) < 2 * rounds and sum(others <= state.BUSY for others, _ in taken) < rounds:
         order = engines if len(taken) % 2 == 0 else engines[::-1]
-        once = partial(_round, order, kind, tokens, depth)
-        passes, others, disturbed = state.watched(once, engines)
-        taken.append((others if disturbed else 0.0, passes))
+        once = partial(_round, order, kind, tokens, depth, read)
+        seen, others, disturbed = state.watched(once, engines)
+        taken.append((others if disturbed else 0.0, seen))
     quietest = sorted(range(len(taken)), key=lambda number: taken[number][0])[:rounds]
     kept = [taken[number] for number in sorted(quietest)]
     busiest = max(others for others, _ in kept)
@@ -111,11 +118,15 @@ def in_turn(
             f"not compared: the machine is busy, other processes used {busiest:.1f} cores during the quietest {len(kept)} of "
             f"{len(taken)} rounds; close them and ask again"
         )
-    return {each.label: Series(kind, tokens, depth, [passes[each.label] for _, passes in kept], busiest) for each in engines}
+    gbps = tuple(speed for _, (speed, _) in kept if speed)
+    return {
+        each.label: Series(kind, tokens, depth, [passes[each.label] for _, (_, passes) in kept], busiest, gbps)
+        for each in engines
+    }
 
 
-def _round(engines, kind, tokens, depth) -> dict[str, Pass]:
-    return {each.label: getattr(each, kind)(tokens, depth)[0] for each in engines}
+def _round(engines, kind, tokens, depth, read) -> tuple[float | None, dict[str, Pass]]:
+    return read() if read else None, {each.label: getattr(each, kind)(tokens, depth)[0] for each in engines}
 
 
 def ratio(before: str, after: str, series: dict[str, Series]) -> Compared | None:

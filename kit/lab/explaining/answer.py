@@ -13,7 +13,7 @@ from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.study import Study
 from kit.lab.explaining.tables import width
 from kit.lab.measuring import pages
-from kit.lab.measuring.busy import apart
+from kit.lab.measuring.busy import NO_ADVICE, apart
 from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.minutes import Share
 from kit.lab.measuring.state import BUSY
@@ -179,7 +179,7 @@ def told(study: Study) -> list[str]:
 def concluded(study: Study) -> list[str]:
     """What follows for who uses llama.cpp or Ollama, and for who uses kit: a sentence and a command each."""
     if study.busy:
-        return [study.busy.line, "No advice: close what else runs, and ask again with `--again`."]
+        return [study.busy.line, f"{NO_ADVICE} with `--again`."]
     return [line for line in (*_of_peer(study), *_change(study, reached(study))) if line]
 
 

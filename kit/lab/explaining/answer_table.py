@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kit.lab import figures
-from kit.lab.engines.compared import OURS
+from kit.lab.engines.compared import OURS, PROGRAM
+from kit.lab.measuring.state import BUSY
 
+LIMIT = "limit of memory"
 MOST = 7  # rows: more is no answer
 NEAR = 0.85  # of the limit: what is above it gains little by other software
 
@@ -32,7 +34,7 @@ class Row(NamedTuple):
     @property
     def error(self) -> float | None:
         """Half of the interval."""
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+        return None if self.low is None or self.high is None else max(0.0, self.high - self.low) / 2
 
     @property
     def told(self) -> str:
@@ -47,7 +49,7 @@ SHORT = {row.precision: row.short for row in OURS.values()}  # precision of bloc
 def rows(answer: dict) -> list[Row]:
     """The rows of what kit.lab.explaining.answer.gather has. What was only predicted has no row."""
     limit = answer["limit"]
-    table = [Row("limit of memory", "limit", limit["tokens_per_second"], of_limit=1.0)]
+    table = [Row(LIMIT, "limit", limit["tokens_per_second"], of_limit=1.0)]
     for each in filter(None, [*answer["reached"], answer["peer"]]):
         if each["low"] is None:
             continue
@@ -61,6 +63,32 @@ def rows(answer: dict) -> list[Row]:
             each.get("same"), option and f"--linear {option}",
         ))  # fmt: skip
     return table
+
+
+def yours(data: dict) -> list[Row]:
+    """The rows of kit explain with engines or of a server, from its plain data: the limit of their minutes, and one of each
+    engine. Without limit and shares where other processes used the cores."""
+    records = [record for record in data.get("engines") or [data] if record["decode"].get("seconds")]
+    busy = any((test.get("others_cores") or test.get("others") or 0.0) > BUSY for test in (each["decode"] for each in records))
+    bound = None if busy or not records else records[0].get("bound")
+    table = [Row(LIMIT, "limit", 1 / bound["seconds"], of_limit=1.0)] if bound else []
+    for record in records:
+        decode, engine = record["decode"], record["engine"]
+        name, kind, option = _named(engine)
+        low, high = (1 / end for end in reversed(decode.get("interval") or (decode["seconds"],) * 2))
+        share = record.get("mbu") if bound else None
+        table.append(Row(name, kind, 1 / decode["seconds"], low, high, share, option=option))
+    return table
+
+
+def _named(engine: dict) -> tuple[str, str, str]:
+    """Name, kind and option of an engine's row: kit's own ways have the name that they have in every table."""
+    label = engine.get("label") or " ".join(filter(None, (engine["name"], engine.get("version"))))
+    if engine["name"] != "kit":
+        return label, "peer" if label == PROGRAM else "yours", ""
+    option = label.removeprefix("kit").strip()
+    row = next((row for row in OURS.values() if row.product.option.strip() == option), None)
+    return (row.short if row else label, "kit", option if row else "")
 
 
 HEADS = ("", "tokens/s", "of the limit", "same next token")  # as float32
@@ -144,7 +172,7 @@ def picture(rows: Sequence[Row], about: str):
     axes.set_yticks(range(len(bars)), [f"kit, {row.name}" if row.kind == "kit" else row.name for row in bars])
     if limit:
         axes.axvline(limit.speed, color=figures.VERMILION, linewidth=1.8)
-        axes.text(limit.speed, len(bars) - 0.45, f"limit of memory: {limit.told} ", color=figures.VERMILION, ha="right",
+        axes.text(limit.speed, len(bars) - 0.45, f"{LIMIT}: {limit.told} ", color=figures.VERMILION, ha="right",
                   va="top", fontsize=9)  # fmt: skip
         axes.set_ylim(-0.6, len(bars) - 0.1)
     figures.rows(axes)

@@ -57,9 +57,9 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     - disk, swap: the share of the window in which a thread waited for a disk, and the kernel's work on faults; swap by bytes.
     - quota: seconds that the group was held back, over half of the cores that it computes on (a thread that waits for one that
       is held sleeps, and is not counted), and no more than its threads did not run.
-    - busy, threads: waiting for a core beyond that. Threads above the cores wait for each other, in the ratio of their number
-      to the cores of other processes; the rest is others. A token waits when any of its threads does, and whenever none
-      of them runs: one that sleeps waits for one that waits.
+    - busy, threads: waiting for a core beyond that; for others no longer than these ran. Threads above the cores wait for each
+      other, in the ratio of their number to the cores of other processes; the rest is others. A token waits when any of its
+      threads does, and whenever none of them runs: one that sleeps waits for one that waits.
     - overhead: the client's time beyond the server's own.
     """
     seen, token = window.seen, window.seconds
@@ -76,7 +76,7 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     paged = min(1.0, seen.swapped / max(seen.read, seen.swapped, 1))
     over = max(0.0, token - window.reported) / token if window.reported else 0.0
     none_ran = 1 - sum(seen.ran) - disk - held - over if mean > _WAITS else 0.0
-    others = 0.0 if excess else max(none_ran, 1 - math.prod(1 - share for share in waits))
+    others = 0.0 if excess else min(seen.others, max(none_ran, 1 - math.prod(1 - share for share in waits)))
     parts = {
         "memory": memory, "disk": token * disk * (1 - paged), "quota": token * held,
         "busy": token * min(1.0, others + seen.stolen / max(1, seen.cores)), "pages": pages, "swap": token * disk * paged,

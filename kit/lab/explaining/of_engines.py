@@ -13,8 +13,10 @@ from kit.lab.engines import bounds_of, turns
 from kit.lab.engines.base import Runner
 from kit.lab.engines.processes import ENGINES, PEER
 from kit.lab.engines.table import kind_of, opened
+from kit.lab.explaining import answer_table
+from kit.lab.explaining.tables import width
 from kit.lab.labels import label_of
-from kit.lab.measuring import state
+from kit.lab.measuring import minutes, state
 from kit.lab.measuring.machine import machine_id
 from kit.lab.predicting.remembered import held_by
 from kit.system import cpu_name
@@ -53,21 +55,27 @@ def explain(
         for kind, tokens, at in tests:
             say(f"{turns.Series(kind, tokens, at).name}: {', '.join(each.label for each in runners)}")
             rounds = _FEW if len(runners) == 1 or kind == turns.PROMPT else _ROUNDS
-            series.append(turns.in_turn(runners, kind, tokens, at, rounds, strict=len(runners) > 1))
+            read = minutes.reader(file) if not series else None
+            series.append(turns.in_turn(runners, kind, tokens, at, rounds, len(runners) > 1, read))
         swept = {each.label: _sweep(text, path, threads, say) for each, text in zip(runners, texts, strict=True) if threads}
-        bounds_of.again(roof)
-        fastest = min((each.seconds for each in series[0].values() if each.seconds), default=None)
-        if fastest:  # no limit is below what an engine reached
-            roof.bandwidth = max(roof.bandwidth, work.token_bytes / fastest)
-        records = [_record(each, series, work, roof, depth, kept, swept.get(each.label)) for each in runners]
+        same = minutes.in_rounds(work.token_bytes, series[0])
+        if same:  # what follows is the limit of the very rounds
+            roof.bandwidth = same.read_gbps * 1e9
+        else:
+            bounds_of.again(roof)
+            fastest = min((each.seconds for each in series[0].values() if each.seconds), default=None)
+            if fastest:  # no limit is below what an engine reached
+                roof.bandwidth = max(roof.bandwidth, work.token_bytes / fastest)
+        records = [_record(each, series, work, roof, kept, swept.get(each.label)) for each in runners]
     first, *later = runners
     compared = [turns.ratio(first.label, each.label, rows) for each in later for rows in series]
-    return records[0] | {
+    data = records[0] | {
         "file": {"name": model_name(name), "path": str(path), "bytes": sum(file.sizes), "label": label and label.to_json()},
         "machine": this_machine() | vars(roof),
         "work": vars(work), "engines": records, "threads": [{"label": label} | each for label, each in swept.items()],
         "compared": [each.to_json() for each in compared if each],
     }  # fmt: skip
+    return data | {"answer": {"table": [row._asdict() for row in answer_table.yours(data)]}}
 
 
 def this_machine() -> dict:
@@ -118,7 +126,7 @@ def _sweep(text: str, path: Path, counts: Sequence[int], say) -> dict:
     return rows
 
 
-def _record(runner: Runner, series, work, roof, depth, kept, swept) -> dict:
+def _record(runner: Runner, series, work, roof, kept, swept) -> dict:
     """One engine: ``engine``, ``decode``, ``prompt``, ``at_depth`` (None: not asked for), ``bound``, ``mbu`` (the share of the
     memory's bandwidth that a decode uses), ``prompt_bounds``, ``causes``."""
     decode, prompt, *deep = (rows[runner.label] for rows in series)
@@ -162,10 +170,9 @@ def _causes(decode, bound: dict, swept: dict | None, runner: Runner) -> list[dic
 def told(data: dict) -> list[str]:
     """The data in paragraphs."""
     nbytes, machine = data["bound"]["bytes"], data["machine"]
-    lines = [
-        f"At most {1 / data['bound']['seconds']:.3g} tokens per second here: a token reads {format_bytes(nbytes)}, and memory "
-        f"reads at {machine['bandwidth'] / 1e9:.1f} GB/s now."
-    ]
+    rows = [answer_table.Row(**row) for row in data["answer"]["table"]]
+    lines = [f"A token reads {format_bytes(nbytes)}; memory reads at {machine['bandwidth'] / 1e9:.1f} GB/s now."]
+    lines += [answer_table.text(rows, width())] if rows else []
     lines += [line for record in data["engines"] for line in _of_engine(record)]
     lines += [each["says"] for each in data["compared"]]
     for swept in data["threads"]:

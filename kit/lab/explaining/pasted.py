@@ -1,6 +1,7 @@
 """What people paste into an issue: a table with llama-bench's names, the causes, and the machine. One function writes it."""
 
 from kit import __version__
+from kit.lab.explaining import answer_table
 from kit.lab.explaining.causes import DECODE
 from kit.units import format_bytes, format_seconds
 
@@ -15,7 +16,8 @@ _CAUSES = {  # name of a cause in JSON -> in words
 def markdown(data: dict) -> str:
     """The data of kit explain with an engine (docs/public.md) as Markdown. A key that is missing leaves out its part."""
     records = data.get("engines") or [data]
-    parts = [_head(data), _table(records)]
+    rows = [answer_table.Row(**row) for row in (data.get("answer") or {}).get("table", ())]
+    parts = [_head(data), *([answer_table.markdown(rows)] if rows else []), _table(records)]
     parts += [each["says"] for each in data.get("compared") or ()]
     parts += [_causes(record) for record in records if record.get("causes")]
     parts += [_threads(swept) for swept in data.get("threads") or ()]

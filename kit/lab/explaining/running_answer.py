@@ -12,9 +12,10 @@ from kit.gguf.foreign import check_model
 from kit.gguf.sources import resolve
 from kit.lab.engines.server import is_server
 from kit.lab.engines.started import Started, changed
-from kit.lab.explaining import causes, running_words
+from kit.lab.explaining import running_words
 from kit.lab.explaining.running import NEAR, Running
 from kit.lab.explaining.tables import paragraph
+from kit.lab.measuring.minutes import as_fast
 from kit.lab.measuring.state import BUSY
 from kit.units import format_seconds, to_json
 
@@ -40,7 +41,7 @@ def explain(
             answer["compared"] = compared(before, answer)
             as_json or say(answer["compared"]["told"] + "\n")
         if trying and not as_json:
-            say(_to_try(running))
+            say(_to_try(running, answer["change"]))
     if as_json:
         say(to_json(answer))
     return answer
@@ -78,28 +79,31 @@ def compared(before: dict, after: dict) -> dict:
     first, second = before["decode"], after["decode"]
     times = first["seconds"] / second["seconds"]
     low, high = first["interval"][0] / second["interval"][1], first["interval"][1] / second["interval"][0]
-    verdict = "faster" if low > 1 else "slower" if high < 1 else "no difference that these windows show"
-    text = f"Compared with before, it is {times:.2f} times as fast ({low:.2f} to {high:.2f}): {verdict}. A token took "
+    verdict = "faster" if low > 1 else "slower" if high < 1 else "as fast"
+    span = f" ({low:.2f} to {high:.2f})" * (verdict != "as fast")
+    busy = max(each.get("others") or 0.0 for each in (first, second)) > BUSY
+    text = f"It is {as_fast(times, low, high, 'before')}{span}. A token took "
+    if busy:  # no verdict of a busy machine
+        verdict = "busy"
+        text = "Other processes used the cores in one of the two: no comparison; measure again without them. A token took "
     text += f"{format_seconds(first['seconds'])} and takes {format_seconds(second['seconds'])}."
     names = [Path(each["engine"].get("file") or each["engine"].get("model") or "?").name for each in (before, after)]
     if names[0] != names[1]:
         text += f" The files differ: {names[0]} before, {names[1]} now."
-    if max(each.get("others") or 0.0 for each in (first, second)) > BUSY:
-        text += " Other processes used the cores in one of the two: measure again when they have ended."
     return {"times": times, "interval": [low, high], "verdict": verdict, "told": paragraph(text)}
 
 
-def _to_try(running: Running) -> str:
-    worst = causes.largest(running_words.all_causes(running))
-    if worst is None or not worst.remedy:
+def _to_try(running: Running, change: dict | None) -> str:
+    remedy = change["remedy"] if change else ""
+    if not remedy:
         return "There is nothing to try.\n"
     command = running.owner.command
     again = f"kit explain {running.server.url} --compare before.json"
     text = "This server is yours, so kit does not restart it. Keep this answer (`--json > before.json`), then "
-    if command and worst.remedy.startswith("-"):
+    if command and remedy.startswith("-"):
         text += "start the server so, and ask again:"
-        return f"{paragraph(text)}\n    {changed(shlex.join(command), flags(worst.remedy))}\n    {again}\n"
-    return f"{paragraph(f'{text}change this: {worst.remedy}. Then ask again:')}\n    {again}\n"
+        return f"{paragraph(text)}\n    {changed(shlex.join(command), flags(remedy))}\n    {again}\n"
+    return f"{paragraph(f'{text}change this: {remedy}. Then ask again:')}\n    {again}\n"
 
 
 def flags(remedy: str) -> str:
@@ -159,11 +163,7 @@ def told_in_turn(before: str, after: str, seconds: dict[str, list[float]]) -> di
     low, high = interval_of(ratios)
     first, second = (float(np.median(seconds[each])) for each in (before, after))
     text = f"Before: {format_seconds(first)} per token with `{before}`. After: {format_seconds(second)} with `{after}`, "
-    text += f"{np.median(ratios):.2f} times as fast ({low:.2f} to {high:.2f}), in turn {len(ratios)} times."
-    return {
-        "before": first,
-        "after": second,
-        "times": float(np.median(ratios)),
-        "interval": [low, high],
-        "told": paragraph(text),
-    }
+    times = float(np.median(ratios))
+    span = f" ({low:.2f} to {high:.2f})" * (not low <= 1 <= high)
+    text += f"{as_fast(times, low, high, 'before')}{span}, in turn {len(ratios)} times."
+    return {"before": first, "after": second, "times": times, "interval": [low, high], "told": paragraph(text)}

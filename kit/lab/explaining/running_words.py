@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kit.lab.explaining import causes, remedies
+from kit.lab.explaining import answer_table, causes, remedies
 from kit.lab.explaining.causes import Cause
 from kit.lab.explaining.running import NEAR, Running, interval
-from kit.lab.explaining.tables import paragraph
-from kit.lab.measuring.state import BUSY
+from kit.lab.explaining.tables import paragraph, width
+from kit.lab.measuring.busy import NO_ADVICE, Busy
 from kit.system.paths import shown
 from kit.units import format_bytes, format_seconds, printable
 
@@ -23,11 +23,11 @@ def sections(running: Running) -> Iterator[tuple[str, object, str]]:
         yield "", None, _account(running.load, "The first request")
     yield "second_turn", running.turns, _turn_told(running)
     yield "at_depth", _deep(running), _deep_told(running)
-    found = all_causes(running)
-    yield "causes", [plain(cause) for cause in found if cause.name != causes.PROMPT], ""
-    worst = causes.largest(found)
-    change = {"cause": worst.name, "of": worst.of, "remedy": worst.remedy} if worst else None
-    yield "change", change, _change(worst, found, _others(running))
+    found, busy = all_causes(running), busy_of(running)
+    told = [plain(cause) for cause in found if cause.name != causes.PROMPT]
+    yield "causes", [each | {"remedy": ""} if busy and each["name"] != "busy" else each for each in told], ""
+    worst = None if busy else causes.largest(found)
+    yield "change", worst and {"cause": worst.name, "of": worst.of, "remedy": worst.remedy}, _change(worst, found, busy)
     yield "faults", running.faults, _faults(running)
 
 
@@ -40,14 +40,20 @@ def _decode(running: Running) -> Iterator[tuple[str, object, str]]:
     received, asked = sum(each.answered for each in got), sum(each.asked for each in got)
     said = [each.report.predicted for each in got]
     reported = sum(said) if None not in said else None
-    yield "decode", {
+    decode = {
         "tokens_per_second": 1 / token, "seconds": token, "interval": [low, high], "tokens_received": received,
         "tokens_asked": asked, "tokens_reported": reported, "positions": NEAR,
-        "others": float(np.median([window.seen.others for window in windows])),
-    }, ""  # fmt: skip
-    share = least / token if least else None
+        "others": _others(running),
+    }  # fmt: skip
+    busy = busy_of(running)
+    yield from ((key, value, "") for key, value in busy.facts.items())
+    yield "decode", decode, busy.line
+    share = least / token if least and not busy else None
     bound = {"seconds": least, "bytes": running.bytes_at(NEAR), "bandwidth": running.gbps * 1e9} if least else None
     yield "bound", bound, ""
+    found = {"engine": engine(running), "decode": decode, "bound": bound, "mbu": share}
+    rows = answer_table.yours(found)
+    yield "answer", {"table": [row._asdict() for row in rows]}, answer_table.text(rows, width())
     yield "mbu", share, _speed(running, token, (low, high), share, received, asked, reported)
     yield "holding", _holding(running), _held(running)
     yield "", None, _account(running.decode, "A token")
@@ -122,8 +128,6 @@ def _speed(running: Running, token, spread, share, received, asked, reported) ->
         text += f" The server reports {reported} tokens, and {received} came."
     if any(each.stopped for each in running.decodes):
         text += " The server stopped before the number that was asked for: only what came counts."
-    if (others := _others(running)) > BUSY:
-        text += f" Other processes used {others:.1f} cores meanwhile."
     return paragraph(text)
 
 
@@ -158,7 +162,8 @@ def _turn_told(running: Running) -> str:
         text += f", and without its prefix cache it takes {format_seconds(turn['seconds_without_cache'])}"
     text += "."
     if turn["again"] > turn["new"]:
-        text += f" It computed {turn['again']} positions again: {remedies.remedy('reprocess', running.facts, _seen(running))}."
+        remedy = "" if busy_of(running) else f": {remedies.remedy('reprocess', running.facts, _seen(running))}"
+        text += f" It computed {turn['again']} positions again{remedy}."
     return paragraph(text)
 
 
@@ -203,19 +208,19 @@ def plain(cause: Cause) -> dict:
     }  # fmt: skip
 
 
-def _change(worst: Cause | None, found: list[Cause], others: float = 0.0) -> str:
+def busy_of(running: Running) -> Busy:
+    """Whether other processes used the cores while it answered."""
+    return Busy(_others(running))
+
+
+def _change(worst: Cause | None, found: list[Cause], busy: Busy) -> str:
+    if busy:
+        return f"{NO_ADVICE}."
     if worst is None:
         return paragraph("To change: nothing that kit can see. No cause but memory and the server's own arithmetic takes a "
                          "tenth of the time; a smaller quantization reads fewer bytes.")  # fmt: skip
     total = sum(cause.seconds for cause in found if cause.of == worst.of)
-    text = f"To change: {worst.remedy or 'see above'}. {worst.name.capitalize()} takes {worst.seconds / total:.0%} of the time "
-    if worst.name == "threads" and others > BUSY:
-        text = (
-            f"First end the other processes, which used {others:.1f} cores: threads that share their cores with others can be "
-        )
-        text += (
-            f"slower when they are fewer. Then change: {worst.remedy}. Threads take {worst.seconds / total:.0%} of the time "
-        )
+    text = f"To change: {worst.remedy or 'see above'}. The cause {worst.name} takes {worst.seconds / total:.0%} of the time "
     return paragraph(f"{text}of {'a token' if worst.of.startswith('decode') else 'a ' + worst.of}: {worst.evidence}.")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from kit.lab.explaining import answer, answer_table, beside_kit, depth
 from kit.lab.explaining.elsewhere import compressibility
 from kit.lab.explaining.study import Study
-from kit.lab.explaining.tables import as_text, formatted, paragraph, short
+from kit.lab.explaining.tables import as_text, formatted, paragraph, short, wrapped
 from kit.lab.explaining.to_measure import measure_engines
 from kit.lab.predicting import quality
 from kit.lab.predicting.ways import used_tensors
@@ -151,7 +151,7 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     lines = answer.told(study)
     lines = lines[1:] if said and lines[0] == study.busy.line else lines
     data = answer.gather(study)
-    yield "answer", data | {"table": [row._asdict() for row in answer_table.rows(data)]}, "\n".join(map(_wrapped, lines))
+    yield "answer", data | {"table": [row._asdict() for row in answer_table.rows(data)]}, "\n".join(map(wrapped, lines))
     if text := "" if study.busy else beside_kit.flags(study):
         yield "", None, paragraph(text)
     data, text = beside_kit.prompt(study)
@@ -219,7 +219,3 @@ def _rest(study: Study) -> str:
     """How all this was had, and what only some files need."""
     unmeasured = [f"{way.label} {why}." for way, why in (study.part or study).unmeasured.items()]
     return paragraph(" ".join(filter(None, [how(study), *unmeasured, experts(study), mac(study)])))
-
-
-def _wrapped(line: str) -> str:
-    return line if line.startswith("    ") or "\n" in line else paragraph(line)  # a command is one line, to be copied

@@ -235,3 +235,8 @@ def paragraph(text: str) -> str:
     return textwrap.fill(
         printable(text), width(), break_on_hyphens=False, break_long_words=False
     )  # a command is copied from it
+
+
+def wrapped(line: str) -> str:
+    """A paragraph; a command, which is one line to be copied, and a table stay as they are."""
+    return line if line.startswith("    ") or "\n" in line else paragraph(line)

@@ -62,6 +62,15 @@ class Minutes:
         return Share(float(np.median(ratios)), low, min(high, 1.0))
 
 
+def in_rounds(nbytes: float, series: Mapping) -> Minutes | None:
+    """The limit of the rounds of kit.lab.engines.turns.in_turn, label -> Series; None where memory was not read in each of
+    them, or where a pass was no speed."""
+    pages = next((each.gbps for each in series.values()), ())
+    seconds = {label: tuple(each.per_token) for label, each in series.items() if each.per_token}
+    whole = pages and seconds and all(len(each) == len(pages) for each in seconds.values())
+    return Minutes(nbytes, tuple(pages), seconds) if whole else None
+
+
 def reader(file) -> Callable[[], float] | None:
     """A function that reads the largest tensors of an open file through its map once, on all cores, and returns GB/s; None
     where that says nothing of memory (measuring.pages.views)."""
@@ -77,7 +86,11 @@ def reader(file) -> Callable[[], float] | None:
 
 def compared(ratios, than: str, faster: str = "fast") -> str:
     """ "1.25 times as fast as ..." by ratios of several rounds; "as fast as ..." where their 95 % interval holds 1."""
-    low, high = interval_of(ratios)
+    return as_fast(float(np.median(ratios)), *interval_of(ratios), than, faster)
+
+
+def as_fast(times: float, low: float, high: float, than: str, faster: str = "fast") -> str:
+    """The same by a ratio and its 95 % interval."""
     if low <= 1 <= high:
         return f"as {faster} as {than} ({low:.2f} to {high:.2f} times)"
-    return f"{float(np.median(ratios)):.2f} times as {faster} as {than}"
+    return f"{times:.2f} times as {faster} as {than}"
