@@ -6,7 +6,10 @@ They are no tests: correct code may raise a count, and then somebody looks at wh
 import re
 from collections import Counter
 
+import yaml
 from test_house import modules
+
+from kit.system.paths import ROOT
 
 LINES = 12_200  # of the library without what is compiled (kit/cpu, kit/cuda); lower it when lines have gone
 LONGEST = 350  # lines of a module
@@ -15,7 +18,20 @@ SHARED = {
     *"attention child codes dequantize formats keys linear pinned rope routing run sources tables".split(),
     *"tokenizer vocabulary weights __init__".split(),
 }
+WORDS = 12_000  # of README and the pages of the site's menu, but for the one of those who change the kit
 FOUND = 20  # uses of the word, which was the name of 400 different things
+
+
+def menu() -> list[str]:
+    """The pages of the site's menu that a user reads, by their files."""
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    return [page for page in re.findall(r"[\w.]+\.md", str(site["nav"])) if page != "extending.md"]
+
+
+def read_by_users() -> Counter:
+    """Words of each page that a user reads."""
+    pages = [ROOT / "README.md", *(ROOT / "docs" / page for page in menu())]
+    return Counter({page.name: len(page.read_text(encoding="utf-8").split()) for page in pages})
 
 
 def warnings() -> list[str]:
@@ -29,6 +45,10 @@ def warnings() -> list[str]:
     lines = [f"the library has {library:,} lines, {LINES:,} before"] if library > LINES else []
     lines += [f"{files[name].name} ({name}) has {n} lines: two subjects?" for name, n in counts.items() if n > LONGEST]
     lines += [f"{n} modules are called {stem}" for stem, n in stems.items() if n > 1 and stem not in SHARED]
+    read = read_by_users()
+    if read.total() > WORDS:
+        longest = ", ".join(f"{page} {n:,}" for page, n in read.most_common(5))
+        lines.append(f"README and the menu have {read.total():,} words, {WORDS:,} at most: {longest}")
     return lines + ([f"{words} things are called found, {FOUND} before"] if words > FOUND else [])
 
 

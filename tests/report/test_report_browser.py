@@ -57,6 +57,8 @@ def test_a_page_fits_its_window_and_its_images_load(visit, name, width):
 
 def test_a_verdict_takes_the_width_of_a_phone(visit):
     page = visit("01_first_token", viewport={"width": 390, "height": 800})
+    assert page.locator(".words .badge").count() and not page.locator(".claims").is_visible()
+    page.get_by_text("with what was measured, the bound and the reason").click()
     cells = page.locator(".claims td:first-child, .claims .reason")
     widths = cells.evaluate_all("cells => cells.map((cell) => cell.getBoundingClientRect().width)")
     assert widths and min(widths) > 300
@@ -125,6 +127,8 @@ def test_code_of_a_mechanism_is_open_and_other_code_is_folded_but_there(visit):
     page.get_by_role("button", name="Show all code").click()
     assert code.is_visible()
     assert "profile" in code.inner_text()
+    page.get_by_role("button", name="Show all code").click()
+    assert page.locator("details.code .highlight:visible").count() == 1 and page.locator("details.code summary:visible").count() == 1
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -76,8 +76,8 @@ document.addEventListener("DOMContentLoaded", () => {
     root.dataset.theme = theme;
   });
   document.querySelector("[data-do=code]")?.addEventListener("click", () => {
-    const all = [...document.querySelectorAll("details.code")], open = all.some((details) => !details.open);
-    for (const details of all) details.open = open;
+    const open = root.toggleAttribute("data-code");
+    for (const details of document.querySelectorAll("details.code:not(.mechanism)")) details.open = open;
   });
   for (const table of document.querySelectorAll("table")) {
     if (!table.parentElement.classList.contains("scroll")) {
