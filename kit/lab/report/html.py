@@ -19,8 +19,11 @@ from kit.lab.report.run import Run, read_notebook
 _MARKERS = {"papermill-error-cell-tag"}  # cells that papermill adds around a failure
 _HIDDEN = {"remove-cell"}  # of use in JupyterLab only, as Jupyter Book names it
 ANSWER = "answer"  # tag of the cell whose text opens the page
+MORE = "more"  # tag of a text whose section a page folds under its heading and its first bold sentence
 MECHANISM = "mechanism"  # tag of a cell whose code is the point: a page folds all other code away
 _joined = CoalesceStreamsPreprocessor().preprocess_cell  # pieces of one stream
+_HEADING = re.compile(r"<h2\b[^>]*>.*?</h2>", re.DOTALL)
+_FINDING = re.compile(r"<strong>(.*?)</strong>", re.DOTALL)
 _TITLE = re.compile(r"<h1\b[^>]*>.*?</h1>", re.DOTALL)
 _RESULT = re.compile(r"<strong>(.*?)\.?</strong>\s*", re.DOTALL)  # the bold sentence that begins an answer
 
@@ -40,6 +43,7 @@ def write(run: Run, name: str) -> Path:
         question=headings[0][2] if headings and result(cells) else "",
         answer=answer(cells),
         picture=picture(cells),
+        sections=sections(cells),
         cells=cells,
         headings=headings,
         state=run.notebooks.get(name),
@@ -97,6 +101,7 @@ def cells_of(path: Path) -> list[dict]:
         shown = {"number": number, "kind": cell.cell_type, "headings": [], "outputs": [], "section": section, "verdicts": False}
         if cell.cell_type == "markdown":
             body, shown["headings"] = content.markdown(cell.source, f"cell-{number}")
+            shown["more"] = MORE in tags
             shown["body"] = body if any(one["headings"] for one in cells) else _TITLE.sub("", body, count=1)
             section = shown["headings"][-1][2] if shown["headings"] else section
         else:
@@ -109,6 +114,24 @@ def cells_of(path: Path) -> list[dict]:
             }  # fmt: skip
         cells.append(shown)
     return cells
+
+
+def sections(cells: list[dict]) -> list[dict]:
+    """The cells in parts, each from a heading of the second level on: ``cells``; of a part that is folded its ``id``, ``title``
+    and ``finding``, the first bold sentence that its code says ("" without one), as HTML."""
+    parts = [{"cells": []}]
+    for cell in cells:
+        if any(level == 2 for level, *_ in cell["headings"]):
+            parts.append({"cells": []})
+            if cell.get("more"):
+                parts[-1] |= {"id": cell["headings"][0][1], "title": cell["headings"][0][2]}
+                cell = cell | {"body": _HEADING.sub("", cell["body"], count=1)}
+        parts[-1]["cells"].append(cell)
+    for part in parts:
+        told = "\n".join(output["body"] for cell in part["cells"] for output in cell["outputs"] if output["kind"] == "html")
+        found = _FINDING.search(told)
+        part["finding"] = found[1] if found else ""
+    return [part for part in parts if part["cells"]]
 
 
 def _answered(cells: list[dict]) -> str:

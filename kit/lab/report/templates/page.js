@@ -90,6 +90,13 @@ document.addEventListener("DOMContentLoaded", () => {
     alignColumns(table);
     makeSortable(table);
   }
+  const unfold = () => {
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let fold = target && target.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    if (target) target.scrollIntoView();
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
   const dialog = document.querySelector("dialog");
   dialog?.addEventListener("click", () => dialog.close());
   for (const button of document.querySelectorAll("figure button")) {
