@@ -2,6 +2,7 @@
 
 import ast
 import re
+import symtable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -449,6 +450,42 @@ def test_a_page_opens_the_code_of_mechanisms_alone(name):
     shown = [cell.source for cell in cells.read(name).cells if "mechanism" in cell.metadata.get("tags", [])]
     assert all(len(source.splitlines()) <= 12 for source in shown)
     assert shown or name in ("08_claims", "09_your_model"), "these two show results of other pages' mechanisms"
+
+
+def names_of(source: str) -> tuple[set[str], set[str]]:
+    """(what a cell assigns or imports at its top level, what it reads of these or of another cell's, in functions too)."""
+    top = symtable.symtable(source, "cell", "exec")
+    assigned = {name.get_name() for name in top.get_symbols() if name.is_assigned() or name.is_imported()}
+    tables, read = [top], set()
+    for table in tables:  # grows
+        tables += table.get_children()
+        read |= {n.get_name() for n in table.get_symbols() if n.is_referenced() and (table is top or n.is_global())}
+    return assigned, read
+
+
+def rebound(sources: dict[str, str], parameters: str = "") -> list[str]:
+    """Names that one cell reads of another, while two cells assign them: which one it gets depends on what ran last.
+    ``parameters``: the cell whose names another may complete."""
+    made = {cell: names_of(source) for cell, source in sources.items()}
+    told = []
+    for name in sorted({name for assigned, _ in made.values() for name in assigned}):
+        makers = [cell for cell, (assigned, _) in made.items() if name in assigned and cell != parameters]
+        readers = [cell for cell, (assigned, read) in made.items() if name in read and name not in assigned]
+        told += [f"{name}: of {', '.join(makers)}; read in {', '.join(readers)}"] if len(makers) > 1 and readers else []
+    return told
+
+
+@NAMES
+def test_a_name_that_another_cell_reads_is_of_one_cell(name):
+    """In page 02 a later cell called its own sentence ``told``, which the summary reads of an earlier one."""
+    code = {cell.id: cell.source for cell in cells.read(name).cells if cell.cell_type == "code"}
+    assert rebound(code, "parameters") == []
+
+
+def test_a_rebound_name_is_seen():
+    pages = {"a": "told = 1", "b": "for told in (2,):\n    pass", "c": "def say():\n    return told\n"}
+    assert rebound(pages) == ["told: of a, b; read in c"] and rebound(pages, "a") == []
+    assert rebound(pages | {"b": "[told for told in (2,)]"}) == rebound(pages | {"c": "told = 3\nprint(told)"}) == []
 
 
 SHOWN = ("lab.say", "lab.answer", "lab.advise", "lab.verdicts", "shown", "tables.shown", "folded", "evidence.beside")

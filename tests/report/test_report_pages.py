@@ -283,3 +283,13 @@ def test_heads_of_tables_say_of_what():
     told = content.clean(shown(frame([("a", 1.0)], "way", "x, s")).to_html()) + content.markdown("| a |\n|---|\n| 1 |", "x")[0]
     assert (told.count('scope="col"'), told.count('scope="row"')) == (3, 1)
     assert told.count("<th ") == 4 + told.count('<th class="blank')
+
+
+def test_a_section_that_few_read_folds_under_its_heading_and_its_finding():
+    said = {"number": 3, "headings": [], "outputs": [{"kind": "html", "body": "<p><strong>4 of 5 fit.</strong> More.</p>"}]}
+    few = {"number": 2, "headings": [(2, "why", "Why?")], "outputs": [], "more": True, "body": '<h2 id="why">Why?</h2><p>So.</p>'}
+    all_read = {"number": 1, "headings": [(2, "what", "What?")], "outputs": [], "more": False, "body": "<h2>What?</h2>"}
+    first, folded, last = html.sections([all_read, few, said, all_read])
+    assert (folded["id"], folded["title"], folded["finding"]) == ("why", "Why?", "4 of 5 fit.")
+    assert [cell.get("body") for cell in folded["cells"]] == ["<p>So.</p>", None]
+    assert first["title"] == last["title"] == "" and first["cells"][0]["body"] == "<h2>What?</h2>"

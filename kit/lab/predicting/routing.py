@@ -58,13 +58,6 @@ def returned(routes: Routes, within: int) -> float:
     return float(again.sum() / max(1, asked))
 
 
-def figures(routes: Routes) -> np.ndarray:
-    """In %: experts back at once and within eight tokens, and LRU's hits with room for 1, 2, 4 and 8 tokens' experts."""
-    apart = stack_distances(routes.requests(prompt=False))
-    hits = [((apart >= 0) & (apart <= tokens * routes.cycle)).mean() for tokens in (1, 2, 4, 8)]
-    return 100 * np.array([returned(routes, 1), returned(routes, 8), *hits])
-
-
 def is_model(path: str) -> bool:
     """Whether ``path`` names a model (a GGUF file, one at hf://, or a trained model), and no record of routes."""
     return path.startswith("hf://") or is_name(path) or (Path(path).is_file() and Path(path).open("rb").read(4) == b"GGUF")

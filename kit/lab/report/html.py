@@ -119,10 +119,10 @@ def cells_of(path: Path) -> list[dict]:
 def sections(cells: list[dict]) -> list[dict]:
     """The cells in parts, each from a heading of the second level on: ``cells``; of a part that is folded its ``id``, ``title``
     and ``finding``, the first bold sentence that its code says ("" without one), as HTML."""
-    parts = [{"cells": []}]
+    parts = [{"cells": [], "id": "", "title": ""}]
     for cell in cells:
         if any(level == 2 for level, *_ in cell["headings"]):
-            parts.append({"cells": []})
+            parts.append({"cells": [], "id": "", "title": ""})
             if cell.get("more"):
                 parts[-1] |= {"id": cell["headings"][0][1], "title": cell["headings"][0][2]}
                 cell = cell | {"body": _HEADING.sub("", cell["body"], count=1)}
