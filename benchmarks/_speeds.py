@@ -13,7 +13,6 @@ import pandas as pd
 from benchmarks import hf
 from benchmarks.decode import CASES
 from kit.gguf.trained import TRAINED
-from kit.lab import figures
 from kit.system.paths import ROOT
 
 WHY = {  # what is known of a line that is missed
@@ -257,39 +256,6 @@ def _kl(row) -> tuple[str, str]:
     """The cells of QUALITY."""
     kl = f"{row['kl']:.2g} ± {row['kl_error']:.1g}" if row["kl"] else "below 1e-10"  # as many digits had records once
     return kl, f"{row['same']:.1%}"
-
-
-def points() -> list[list]:
-    """What ``picture`` shows: a row per way and peer, of CPU, case, way, model, KL divergence, ratio and its interval."""
-    lines = [line for line in newest() if line.kl is not None]
-    return [[line.cpu, *line.row["what"].rsplit(", ", 2), line.kl, line.row["ratio"], *line.interval] for line in lines]
-
-
-def picture(points: list[list]):
-    """Speed compared with llama.cpp's against KL divergence from float32: a panel per CPU and trained model."""
-    panels = sorted({(cpu, model) for cpu, _, _, model, *_ in points})
-    cases = list(dict.fromkeys(case for _, case, *_ in points))
-    sides = list(dict.fromkeys(side for _, _, side, *_ in points))
-    count = max(1, -(-len(panels) // 2))
-    figure, grid = figures.new(count, min(2, max(1, len(panels))), height=3.4 * count + 0.6, squeeze=False, sharey=True)
-    for axes, (cpu, model) in zip(grid.flat, panels, strict=False):
-        for where, case, side, of, kl, ratio, low, high in points:
-            if (where, of) == (cpu, model):
-                color, mark = figures.PALETTE[sides.index(side)], "os^Dv"[cases.index(case) % 5]
-                axes.plot((kl, kl), (low, high), color=color, linewidth=5, alpha=0.35, solid_capstyle="butt")
-                axes.plot(kl, ratio, mark, color=color)
-        figures.over_kl(axes)
-        axes.set_title(f"{model}\n{cpu}", fontsize=10.5)  # on one line two panels overlap
-    grid[0, 0].set_ylim(0)  # of all panels, now that each has its points
-    for axes in grid[:, 0]:
-        axes.set_ylabel("times llama.cpp's speed")
-    figure.supxlabel("KL divergence from float32 (nats): left is exact", fontsize=10)
-    for n, side in enumerate(sides):
-        grid[0, 0].plot([], [], "-", color=figures.PALETTE[n], linewidth=5, label=side)
-    for n, case in enumerate(cases):
-        grid[0, 0].plot([], [], "os^Dv"[n % 5], color=figures.BLACK, label=case)
-    figure.legend(fontsize=8.5, ncols=4, loc="outside upper center")
-    return figure
 
 
 COLUMNS = {

@@ -287,7 +287,13 @@ def test_heads_of_tables_say_of_what():
 
 def test_a_section_that_few_read_folds_under_its_heading_and_its_finding():
     said = {"number": 3, "headings": [], "outputs": [{"kind": "html", "body": "<p><strong>4 of 5 fit.</strong> More.</p>"}]}
-    few = {"number": 2, "headings": [(2, "why", "Why?")], "outputs": [], "more": True, "body": '<h2 id="why">Why?</h2><p>So.</p>'}
+    few = {
+        "number": 2,
+        "headings": [(2, "why", "Why?")],
+        "outputs": [],
+        "more": True,
+        "body": '<h2 id="why">Why?</h2><p>So.</p>',
+    }
     all_read = {"number": 1, "headings": [(2, "what", "What?")], "outputs": [], "more": False, "body": "<h2>What?</h2>"}
     first, folded, last = html.sections([all_read, few, said, all_read])
     assert (folded["id"], folded["title"], folded["finding"]) == ("why", "Why?", "4 of 5 fit.")

@@ -13,7 +13,6 @@ import numpy as np
 
 import kit
 from kit.gguf.sources import is_name, resolve
-from kit.lab.predicting.bounds import stack_distances
 from kit.lab.predicting.routes import CAPTURES, Routes, geometry_of, read_routes, write_routes
 
 FADE = 0.5**0.5  # of recent use, from token to token
