@@ -1,4 +1,4 @@
-"""The keys of JSON that docs/public.md promises."""
+"""The keys of JSON that docs/json.md promises."""
 
 import re
 
@@ -7,16 +7,16 @@ from kit.system.paths import ROOT
 
 def keys(command: str) -> set[str]:
     """Of the table below the heading `kit COMMAND --json`."""
-    page = (ROOT / "docs" / "public.md").read_text(encoding="utf-8")
-    table = page.partition(f"### kit {command} --json\n")[2].partition("\n#")[0]
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    table = page.partition(f"## kit {command} --json\n")[2].partition("\n#")[0]
     cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     return {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
 
 
 def paths(command: str) -> set[str]:
     """All documented paths: a name that begins with a dot belongs to the name before it in its row, ``*`` is any name."""
-    page = (ROOT / "docs" / "public.md").read_text(encoding="utf-8")
-    table = page.partition(f"### kit {command} --json\n")[2].partition("\n#")[0]
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    table = page.partition(f"## kit {command} --json\n")[2].partition("\n#")[0]
     found, base = set(), ""
     for cell in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE):
         for name in re.findall(r"`([\w.*]+)`", cell):

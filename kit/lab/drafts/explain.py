@@ -19,7 +19,7 @@ _CONTEXT = 1024
 
 
 def explain(name: str, draft: str, say: Callable[[str], None] = lambda text: None, tokens: int | None = None) -> dict:
-    """Plain data; docs/public.md has its keys. ``draft``: ngram, mtp, or the file of a smaller model. ModelError, in one line,
+    """Plain data; docs/json.md has its keys. ``draft``: ngram, mtp, or the file of a smaller model. ModelError, in one line,
     before anything is measured for a draft that cannot be."""
     with kit.open(name) as file:
         check_language_model(file)

@@ -14,7 +14,7 @@ _CAUSES = {  # name of a cause in JSON -> in words
 
 
 def markdown(data: dict) -> str:
-    """The data of kit explain with an engine (docs/public.md) as Markdown. A key that is missing leaves out its part."""
+    """The data of kit explain with an engine (docs/json.md) as Markdown. A key that is missing leaves out its part."""
     records = data.get("engines") or [data]
     rows = [answer_table.Row(**row) for row in (data.get("answer") or {}).get("table", ())]
     parts = [_head(data), *([answer_table.markdown(rows)] if rows else []), _table(records)]
