@@ -109,6 +109,7 @@ def test_a_mixture_that_memory_does_not_hold_has_bars_of_its_own(tmp_path):
     assert found.title.startswith(
         "m.gguf, under a limit of 1.16 GiB: 90.0 ms per token with kit, 2.10 s with llama.cpp; at least"
     )
+    assert found.compared.startswith("23.3 times as fast as llama.cpp on a generated file with random weights (1 token of")
 
 
 def test_two_values_of_one_measurement_that_disagree_are_a_warning(tmp_path):

@@ -94,9 +94,12 @@ class Lead:
         if not self.times:
             return ""
         own, peer = self.best.samples, self.peer.samples
-        if len(own) == len(peer) > 1:
+        if self.notebook != EXPERTS and len(own) == len(peer) > 1:
             return compared([theirs / ours for ours, theirs in zip(own, peer, strict=True)], "llama.cpp")
-        return f"{self.times:.3g} times as fast as llama.cpp"
+        told = f"{self.times:.3g} times as fast as llama.cpp"
+        made = "a generated file with random weights" if self.generated else "this file"
+        how = f"{len(peer)} token{'s' * (len(peer) > 1)} of llama.cpp, which has its own router and a map of the file"
+        return told if self.notebook != EXPERTS else f"{told} on {made} ({how}; kit reads the recorded experts directly)"
 
     def share(self, bar: Bar) -> float:
         """Of the longest bar."""
