@@ -48,11 +48,13 @@ def sentences() -> dict[str, tuple[str, ...]]:
     counts = {verdict: known.get(f"claims: {verdict}", 0) for verdict in claims.VERDICTS}
     *most, last = (f"{count:.0f} {verdict}" for verdict, count in counts.items())
     told = f"{', '.join(most)}, and {last}"
-    pairs = [f"{format_seconds(kept[n])} kept and {format_seconds(each[n])} dequantized each time" for n in (0, 1)]
+    pairs = [
+        f"keeping the copies takes {format_seconds(kept[n])}, dequantizing each time {format_seconds(each[n])}" for n in (0, 1)
+    ]
     findings = (
-        f"With memory for all of it, an inference takes {pairs[0]}",
-        f"With memory for 75%, it takes {pairs[1]}",
-        f"From blocks it takes {format_seconds(blocks[1])}",
+        f"With memory for all of it, {pairs[0]}",
+        f"With memory for 75%, {pairs[1]}",
+        f"From the blocks an inference takes {format_seconds(blocks[1])}",
         f"At 512 positions of that model it is {reported.attention_share(512):.1%} of the arithmetic",
         f"We judged {len(threads)} claims of {len(set(threads))} public sources",
         f"a token becomes {attention['median']:.2f} times as fast",

@@ -86,14 +86,14 @@ def test_no_speed_of_a_trained_model_stands_without_its_quality(path, tmp_path, 
     assert asked == [1041] and beside[peers.TIMES].tolist() == pytest.approx([2 / 3, 4 / 3, 1])
     said = peers.told(beside)
     assert said.startswith(
-        "3 engines ran this file: kit 20 tok/s (KL 1e-09 ± 1e-10 nats), kit, int8 activations 40 tok/s (KL 0."
+        "3 ways of kit and llama.cpp ran this file: kit 20 tok/s (KL 1e-09 ± 1e-10 nats), kit, int8 activations 40 tok/s (KL "
     )
     short = peers.short(beside)
     assert short.loc["llama.cpp, mmap", peers.KL] == "less than 0.07" and "± nats" not in short and "reason" not in short
     assert said.endswith("llama.cpp, mmap 30 tok/s (KL less than 0.07 nats)"), "an error that rivals the value is no value"
     beside = peers.of_run(SimpleNamespace(out=tmp_path, notebook="07", model=""), path)
     assert asked[1] == 0 and "no quality to lose" in peers.told(beside.assign(**{peers.KL: float("nan")}))
-    assert peers.told(beside[:0]) == "0 engines ran this file"
+    assert peers.told(beside[:0]) == "0 ways of kit and llama.cpp ran this file"
 
 
 def test_the_speeds_of_a_run_are_in_its_store_and_the_shared_one(path, tmp_path, monkeypatch):
@@ -117,7 +117,7 @@ def test_a_comparison_on_a_busy_machine_is_none(monkeypatch):
     """Threads of llama.cpp that spin starved beside other processes: "29.55 times llama.cpp's speed" was on an index."""
     busy = peers.beside(SPEEDS.assign(others=1.9))
     assert busy[peers.TIMES].isna().all() and (busy["reason"] == peers.BUSY_TOLD).all()
-    assert peers.told(busy) == "Busy, not a comparison: other processes used 1.9 cores while 3 engines ran this file"
+    assert peers.told(busy) == "Busy, not a comparison: other processes used 1.9 cores while 3 ways ran this file"
     assert peers.beside(SPEEDS)[peers.TIMES].notna().all()
 
 

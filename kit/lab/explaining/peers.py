@@ -282,10 +282,10 @@ def told(beside: pd.DataFrame) -> str:
     if (ran["cores of others"].fillna(0) > state.BUSY).any():
         most = ran["cores of others"].max()
         said = f"{BUSY_TOLD[0].upper()}{BUSY_TOLD[1:]}"
-        return f"{said}: other processes used {most:.1f} cores while {len(ran)} engines ran this file"
+        return f"{said}: other processes used {most:.1f} cores while {len(ran)} ways ran this file"
     each = [
         f"{row.name} {row['tok/s']:.3g} tok/s" + f" (KL {format_kl(row[KL], row['± nats'])} nats)" * (row[KL] == row[KL])
         for _, row in ran.iterrows()
     ]
     none = "; these generated weights have no quality to lose" * bool(len(ran) and ran[KL].isna().all())
-    return f"{len(ran)} engines ran this file{': ' * bool(each)}{', '.join(each)}{none}"
+    return f"{len(ran)} ways of kit and llama.cpp ran this file{': ' * bool(each)}{', '.join(each)}{none}"

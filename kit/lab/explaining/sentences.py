@@ -58,7 +58,7 @@ def how(study: Study) -> str:
             "their format; the limit counts their bytes."
         )
     if study.room.disk:
-        speed = f"{study.room.disk.gbps:.1f} GB/s past the page cache, in the leasts too"
+        speed = f"{study.room.disk.gbps:.1f} GB/s past the page cache; the limits include it"
         text += f" The file does not fit in {format_bytes(study.room.disk.room)}: what cannot stay is read at {speed}."
     return text
 
@@ -101,7 +101,7 @@ def mac(study: Study) -> str:
         return ""
     blocks, floats = compressibility(study.file)
     return (
-        "Mapped pages that do not fit macOS drops, and reads again by faults; copies it compresses (these blocks to "
+        "macOS drops mapped pages that do not fit, and reads them again by faults. It compresses copies (these blocks to "
         f"{blocks:.0%}, their float32 to {floats:.0%}) and swaps; what is locked stays."
     )
 
