@@ -136,7 +136,7 @@ def run(monkeypatch):
     monkeypatch.setattr("kit.lab.explaining.peers.readings", lambda *_, **__: {})
     monkeypatch.setattr("kit.lab.report.ahead.making", lambda *_, **__: nullcontext())
     monkeypatch.setattr("kit.lab.explaining.study.Study.quality", "not asked for")
-    monkeypatch.setattr("kit.lab.explaining.study.Study.measure_best", lambda study, best=2: study.measured)
+    monkeypatch.setattr("kit.lab.explaining.sentences.measure_best", lambda study, best=2: study.measured)
     return lambda *arguments: CliRunner().invoke(cli.main, list(map(str, arguments)))
 
 

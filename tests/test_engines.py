@@ -15,7 +15,7 @@ from kit.lab.commands.cli import main
 from kit.lab.engines import bounds_of, turns
 from kit.lab.engines.base import Cpu, EngineFacts, Pass
 from kit.lab.engines.table import kinds, opened
-from kit.lab.explaining import beside_kit, pasted, roofline
+from kit.lab.explaining import answer, beside_kit, pasted, roofline
 from kit.lab.explaining.study import Study
 from kit.lab.measuring import arithmetic, machine, minutes, state
 from kit.lab.report import gallery
@@ -419,7 +419,6 @@ def study(model, tmp_path, monkeypatch, quiet):
     monkeypatch.setattr(
         beside_kit, "opened", lambda name, path: Metronome(name, {"kit": [2.0] * 9, "llama.cpp": [0.5] * 9}[name])
     )
-    monkeypatch.setattr(beside_kit, "peer", lambda study: None)
     with kit.open(model) as file:
         made = Study(file, machine.probe, 1 << 30)
         made.__dict__ |= {"runs": True}
@@ -447,5 +446,5 @@ def test_prompts_are_held_against_arithmetic(study, monkeypatch):
 
 def test_flags_of_llama_cpp_are_those_of_this_machine(study, monkeypatch):
     monkeypatch.setattr(beside_kit, "cores", lambda: Cores(16, 8, 4, 3.5))
-    text = beside_kit.flags(study)
+    text = beside_kit.flags(answer.Conclusion(study, [], None, None, {}))
     assert f"`llama-server -m {study.file.path} -t 3`" in text and "the time of 3.5" in text and "`--engine`" in text

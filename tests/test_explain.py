@@ -35,7 +35,7 @@ from kit.lab.predicting import oracle
 from kit.lab.predicting.measured import DTYPES, FUSED, Cost, Kind, measure_costs
 from kit.lab.predicting.order import Order, order_of
 from kit.lab.predicting.slot_waits import slot_waits
-from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, Prediction, UsedTensor, Way, predict, used_tensors
+from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, UsedTensor, Way, predict, used_tensors
 from kit.model import budget
 from kit.system.rows import PAGE
 from kit.units import format_bytes, format_seconds
@@ -174,7 +174,7 @@ def test_a_trace_without_tokens_counts_from_its_start():
 
 
 def test_families_add_up_to_the_whole(study):
-    table = study.families().drop(tables.REST)
+    table = tables.families(study.file, study.order, study.costs).drop(tables.REST)
     used = {name: study.file.tensors[name] for name in study.order.names}
     assert table["in the file"].sum() == sum(info.nbytes for info in used.values())
     assert table["in float32"].sum() == 4 * sum(info.elements for info in used.values())
@@ -410,7 +410,7 @@ def test_ctrl_c_leaves_what_is_there_and_progress_is_told_without_a_terminal(run
     def interrupted(study, best=2):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kit.lab.explaining.study.Study.measure_best", interrupted)
+    monkeypatch.setattr("kit.lab.explaining.sentences.measure_best", interrupted)
     result = run(odd, "--room", "1MiB", "--tokens", "2")
     assert result.exit_code == 0 and "WHAT TO CHANGE" not in result.stdout and "parameters in" in result.stdout
     assert "s] recording a decode" in result.stderr
@@ -532,43 +532,48 @@ def test_a_minute_does_not_count_the_compiling_of_kernels(study, monkeypatch):
     assert fresh.order is order and 0.01 < sum(fresh.compiled) < time.perf_counter() - fresh.began
     fresh.__dict__["costs"] = costs
     fresh.minute, fresh.compiled = time.perf_counter() - fresh.began - 50, [100.0]
-    assert len(fresh.measure_best(0)) == 1
+    assert len(measuring.measure_best(fresh, 0)) == 1
     fresh.compiled, fresh.measured, fresh.again = [], {}, True
-    assert not fresh.measure_best(0) and "a minute had passed" in sentences.advise(fresh)
+    assert not measuring.measure_best(fresh, 0) and "a minute had passed" in sentences.advise(answer.of(fresh))
 
 
 def test_a_way_that_rounds_says_what_that_does(study, monkeypatch):
-    monkeypatch.setitem(study.__dict__, "kept_quality", {})  # another test may have measured this file's
-    study.__dict__.pop("quality", None)
-    study.__dict__["kept_quality"] = {}
-    reached = lambda: {row["precision"]: row["same"] for row in answer.gather(study)["reached"]}  # noqa: E731
-    assert reached() == {"float32": 1.0, "int16 activations": None, "int8 activations": None}
-    study.__dict__["quality"] = pd.DataFrame({"same": {"int8 activations": 0.98}, "kl": {"int8 activations": 0.0079}})
-    assert reached()["int8 activations"] == 0.98
-    study.__dict__["quality"] = "no tokenizer"
-    assert reached()["int8 activations"] is None
-    del study.__dict__["quality"], study.__dict__["kept_quality"]
+    monkeypatch.setitem(study.__dict__, "losses", {})  # another test may have measured this file's
+    reached = lambda: {row["precision"]: row["same"] for row in answer.of(study).data["reached"]}  # noqa: E731
+    assert (found := reached())["float32"] == 1.0 and found["int16 activations"] is None
+    study.losses["int16 activations"] = {"same": 0.98, "kl": 0.0079}
+    assert reached()["int16 activations"] == 0.98
+    monkeypatch.setitem(study.__dict__, "losses", "no tokenizer")
+    assert reached()["int16 activations"] is None
 
 
-def test_a_gain_is_told_with_the_loss_that_it_costs(path, monkeypatch):
+def test_what_quality_measures_is_known_from_then_on(path, monkeypatch):
+    table = pd.DataFrame({"same": {"int8 activations": 0.98}, "kl": {"int8 activations": 0.0079}})
+    monkeypatch.setattr("kit.lab.explaining.study.quality", lambda *_: table)
+    monkeypatch.setattr("kit.lab.explaining.study.kept", lambda *_: {})
+    study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
+    assert study.losses == {} and study.quality is table and study.losses["int8 activations"]["same"] == 0.98
+    refused = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
+    monkeypatch.setattr("kit.lab.explaining.study.kept", lambda *_: (_ for _ in ()).throw(kit.KitError("no tokenizer")))
+    assert refused.losses == refused.quality == "no tokenizer"
+
+
+def test_a_gain_is_told_with_the_loss_that_it_costs(path):
     """As a sentence: "1.06 times as fast, if the quality does" was none. Where llama.cpp's speed is, its loss is known, too."""
     study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
-    ways = [
+    best, default = (
         answer.Reached(way.label, way, seconds, seconds, seconds, 0.0) for way, seconds in ((BLOCK_WAYS[-1], 1), (BLOCKS, 2))
-    ]
-    study.__dict__ |= {
-        "_predicted": [Prediction(way, 1, 1, None, 1, 1) for way in (BLOCKS, BLOCK_WAYS[-1])],
-        "kept_quality": {},
-    }
+    )
     start = "With kit: take int8 activations, 2.00 times as fast, if you accept their loss of quality"
-    assert answer._change(study, ways)[0] == f"{start} (measured below)."
-    study.kept_quality["int8 activations"] = {"kl": 0.0016, "same": 0.981}
-    study.kept_quality["llama.cpp, mmap 2026.1"] = {"kl": 0.0014, "same": 0.986}
-    assert answer._change(study, ways)[0] == f"{start} (the next token is float32's in 98.1% of positions)."
-    assert answer._same(study, "llama.cpp") == 0.986
-    study.kept_quality.clear()
-    study.__dict__["quality"] = "no tokenizer"
-    assert answer._change(study, ways)[0] == f"{start} (not measured)."
+    study.__dict__["losses"] = losses = {}
+    found = answer.Conclusion(study, [best, default], default, None, losses)
+    assert answer._change(found)[0] == f"{start} (measured below)."
+    losses |= {"int8 activations": {"kl": 0.0016, "same": 0.981}, "llama.cpp, mmap 2026.1": {"kl": 0.0014, "same": 0.986}}
+    assert answer._change(found)[0] == f"{start} (the next token is float32's in 98.1% of positions)."
+    assert found.same("llama.cpp") == 0.986
+    losses.clear()
+    study.__dict__["losses"] = "no tokenizer"
+    assert answer._change(found)[0] == f"{start} (not measured)."
 
 
 def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
@@ -578,7 +583,7 @@ def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
         "kit.lab.measuring.state.watched", lambda work, with_=(): (work(), 1.9 * (others := next(answers)), others)
     )
     study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
-    first, *others = study.measure_best(1).values()
+    first, *others = measuring.measure_best(study, 1).values()
     assert first.disturbed and not any(found.disturbed for found in others) and next(answers) is False
 
 
@@ -588,12 +593,12 @@ def test_a_disturbed_measurement_is_not_repeated_when_the_minute_has_no_room_for
     measured = measuring.measure
     monkeypatch.setattr(measuring, "measure", lambda *given: tries.append(given[0]) or measured(*given))
     monkeypatch.setattr(measuring, "left", lambda study: 1e-9 if len(tries) else 1e9)
-    first, *_ = study.measure_best(0).values()
+    first, *_ = measuring.measure_best(study, 0).values()
     assert len(tries) == 1 and first.disturbed
     monkeypatch.setattr(measuring, "left", lambda study: 1e9)
     tries.clear()
     study.measured.clear()
-    study.measure_best(0)
+    measuring.measure_best(study, 0)
     assert len(tries) == 3
 
 

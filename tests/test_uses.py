@@ -17,7 +17,7 @@ from kit.cache.traces import repeated
 from kit.gguf import cut, writer
 from kit.gguf.reader import TensorInfo
 from kit.gguf.uses import Use, assumed, beyond, bytes_used, uses_of
-from kit.lab.explaining import sentences, tables
+from kit.lab.explaining import answer, sentences, tables
 from kit.lab.explaining import study as studies
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.measured_ways import measure_apart
@@ -119,7 +119,7 @@ def test_no_least_exceeds_what_another_part_of_a_page_says(tmp_path, folder):
     ):
         with kit.open(path) as file:
             study = Study(file, lambda: MACHINE, memory=300_000, tokens=3)
-            study.measure_best()
+            measuring.measure_best(study)
             table, roofline = study.advice(), study.bounds()["least seconds per token"]
         assert (table["least"] <= table["predicted"] * (1 + 1e-9)).all()
         assert (table["least"] <= table["measured"].fillna(np.inf) * (1 + 1e-9)).all()
@@ -245,7 +245,7 @@ def test_a_sampled_study_says_so_and_predicts_the_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(studies, "_MEASURED", 1)
     with kit.open(mixture(tmp_path, layers=6)) as file:
         study = Study(file, lambda: MACHINE, memory=100_000, tokens=4)
-        study.measure_best()
+        measuring.measure_best(study)
         said, table, lost = sentences.how(study), study.advice(), study.quality
     assert "2 of 6 layers (0, 1)" in said and "--thorough" in said and study.part.cut == (0, 1)
     assert "measured" not in table and len(study.part.measured) == 3 and study.checked()["measured"].notna().all()
@@ -258,9 +258,9 @@ def test_a_lack_of_memory_is_a_row(folder, monkeypatch):
     with kit.open(model_files.write(folder, "tiny-llama")) as file:
         study = Study(file, lambda: MACHINE, memory=2 << 20, tokens=3)
         monkeypatch.setattr(measuring, "memory_available", lambda: 1 << 30)
-        study.measure_best()
+        measuring.measure_best(study)
         assert not study.measured and all("did not fit: needed" in why for why in study.unmeasured.values())
-        assert "did not fit" in sentences.advise(study) and study.unmeasured
+        assert "did not fit" in sentences.advise(answer.of(study)) and study.unmeasured
         order = study.order
         real = measure_apart(LAZY, file, order, 2, 1, 8 << 30)
         assert real.seconds > 0 and real.result.shape == (file.tensors["token_embd.weight"].shape[0],)
@@ -275,7 +275,7 @@ def test_a_mixture_that_does_not_fit_is_sent_to_kit_experts(folder, monkeypatch,
     path = model_files.write(folder, name, "Q4_K_M")
     monkeypatch.setattr("kit.lab.predicting.room.memory_available", lambda: free)
     with kit.open(path) as file:
-        told = sentences.advise(Study(file, lambda: MACHINE, memory=100_000, tokens=2))
+        told = sentences.advise(answer.of(Study(file, lambda: MACHINE, memory=100_000, tokens=2)))
     assert (f"`kit experts {path} --memory 1.00MiB`" in told) == said
 
 

@@ -1,12 +1,12 @@
 """The answer of kit explain and page 09 as data, and its words: a table, then what follows with llama.cpp and with kit."""
 
 import shlex
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
-import pandas as pd
-
 from kit.gguf.uses import bytes_used
-from kit.lab.engines.compared import PEER, PROGRAM, ROUNDED
+from kit.lab.engines.compared import PEER, PROGRAM
 from kit.lab.engines.processes import ENGINES
 from kit.lab.explaining import answer_table
 from kit.lab.explaining import to_measure as measuring
@@ -23,7 +23,6 @@ from kit.lab.prompts import PROMPT
 from kit.system.paths import shown
 from kit.units import format_bytes, format_seconds
 
-_ROUNDED = tuple(row.precision for row in ROUNDED)
 _WORTH = 1.05  # times as fast: less is no reason to change anything
 
 
@@ -98,50 +97,74 @@ def peer(study: Study) -> Reached | None:
     return row and Reached(PEER, None, row.median, *row.spread, row.others)
 
 
-def gather(study: Study) -> dict:
-    """The answer as plain data: ``limit``, ``reached``, ``peer``, ``change``; seconds are per token."""
-    nbytes, least, limits, speed = bytes_used(study.read), study.least, study.limits, study.map_speed
-    now = study.least_now
-    pages = study.map_found
-    ways = reached(study)
-    exact = next((each for each in ways if each.way.precision == "float32"), None)
-    default = next((each for each in ways if each.way == study.predictions[0].way), None)
-    best = ways[0] if ways else None
-    change = None
-    if best and default and not study.busy and _gains(best, default):
-        change = {
-            "way": best.name,
-            "times": default.seconds / best.seconds,
-            "rounds": quality.PRECISIONS[best.way.precision].told,
+@dataclass(frozen=True, eq=False)
+class Conclusion:
+    """What a study comes to, computed once; its words and its data are of these. ``ways``: that a command runs, the fastest
+    first. ``default``: what kit generate does by itself, None where it does not stay in memory. ``losses``: of each precision
+    and engine, as far as they are known."""
+
+    study: Study
+    ways: list[Reached]
+    default: Reached | None
+    peer: Reached | None
+    losses: dict[str, dict[str, float]]
+
+    @property
+    def gains(self) -> bool:
+        """Whether the fastest way is worth a change."""
+        return bool(self.ways) and (self.default is None or _gains(self.ways[0], self.default))
+
+    def same(self, name: str) -> float | None:
+        """How often a precision, or an engine of any version, has float32's most probable next token; None: not known."""
+        return next((row.get("same") for key, row in self.losses.items() if key.startswith(name)), None)
+
+    @cached_property
+    def data(self) -> dict:
+        """The answer as plain data: ``limit``, ``reached``, ``peer``, ``change``; seconds are per token."""
+        study, other = self.study, self.peer
+        best, default = self.ways[0] if self.ways else None, self.default
+        change = None
+        if default and self.gains and not study.busy:
+            change = {"way": best.name, "times": default.seconds / best.seconds}
+            change["rounds"] = quality.PRECISIONS[best.way.precision].told
+        exact = next((each for each in self.ways if each.way.precision == "float32"), None)
+        others = (next((each for each in self.ways if each.way == way), None) for way in BLOCK_WAYS[1:-1])
+        plain = [
+            each._asdict()
+            | {"way": each.way.linear, "holds": each.way.holds, "precision": each.way.precision}
+            | {"tokens_per_second": 1 / each.seconds, "command": command(study, each.way)}
+            | {"same": 1.0 if each.way.precision == "float32" else self.same(each.way.precision)}
+            | _mbu(study, each)
+            for each in dict.fromkeys((exact, *others, best))
+            if each
+        ]
+        of_peer = other and other._asdict() | {"way": None, "tokens_per_second": 1 / other.seconds}
+        return {
+            "limit": _limit(study),
+            "reached": plain,
+            "peer": of_peer and of_peer | {"same": self.same(PROGRAM)} | _mbu(study, other),
+            "change": change,
+            "command": command(study, best.way) if best and not study.busy else "",
+            "fits": study.room.fits,
         }
-    others = (next((each for each in ways if each.way == way), None) for way in BLOCK_WAYS[1:-1])
-    kept = [each for each in dict.fromkeys((exact, *others, best)) if each]
-    plain = [
-        each._asdict()
-        | {"way": each.way.linear, "holds": each.way.holds, "precision": each.way.precision}
-        | {"tokens_per_second": 1 / each.seconds, "command": command(study, each.way)}
-        | {"same": 1.0 if each.way.precision == "float32" else _same(study, each.way.precision)}
-        | _mbu(study, each)
-        for each in kept
-    ]
-    other = peer(study)
+
+
+def of(study: Study) -> Conclusion:
+    """The answer of what a study has measured so far."""
+    ways = reached(study)
+    default = next((each for each in ways if each.way == study.predictions[0].way), None)
+    return Conclusion(study, ways, default, peer(study), {} if isinstance(study.losses, str) else study.losses)
+
+
+def _limit(study: Study) -> dict:
+    limits, speed, found, now, least = study.limits, study.map_speed, study.map_found, study.least_now, study.least
     return {
-        "limit": {
-            "tokens_per_second": 1 / now, "seconds": now, "bytes": nbytes, "read_gbps": study.now_gbps,
-            "in_turn": study.minutes is not None, "best_tokens_per_second": 1 / least, "best_gbps": study.read_gbps,
-            "arithmetic_seconds": study.least_of_arithmetic,
-            "now_gbps": limits.now, "known_of": limits.at, "others_cores": limits.others,
-            "map_gbps": speed and speed.gbps, "map_of_memory": speed and speed.ratio, "large_pages": speed and speed.large,
-            "found_map_gbps": pages and pages.gbps, "found_large_pages": pages and pages.large,
-        },
-        "reached": plain,
-        "peer": other
-        and other._asdict()
-        | {"way": None, "tokens_per_second": 1 / other.seconds, "same": _same(study, PROGRAM)}
-        | _mbu(study, other),
-        "change": change,
-        "command": command(study, best.way) if best and not study.busy else "",
-        "fits": study.room.fits,
+        "tokens_per_second": 1 / now, "seconds": now, "bytes": bytes_used(study.read), "read_gbps": study.now_gbps,
+        "in_turn": study.minutes is not None, "best_tokens_per_second": 1 / least, "best_gbps": study.read_gbps,
+        "arithmetic_seconds": study.least_of_arithmetic,
+        "now_gbps": limits.now, "known_of": limits.at, "others_cores": limits.others,
+        "map_gbps": speed and speed.gbps, "map_of_memory": speed and speed.ratio, "large_pages": speed and speed.large,
+        "found_map_gbps": found and found.gbps, "found_large_pages": found and found.large,
     }  # fmt: skip
 
 
@@ -153,70 +176,71 @@ def _gains(best: Reached, default: Reached) -> bool:
     return apart((best.low, best.high), (default.low, default.high)) if best.measured and default.measured else True
 
 
-def table(study: Study) -> list[answer_table.Row]:
+def table(found: Conclusion) -> list[answer_table.Row]:
     """The answer's table: the limit, llama.cpp, kit's ways; on a busy machine without a limit, as nothing is a share of it."""
-    return [row for row in answer_table.rows(gather(study)) if not (study.busy and row.kind == "limit")]
+    return [row for row in answer_table.rows(found.data) if not (found.study.busy and row.kind == "limit")]
 
 
-def told(study: Study) -> list[str]:
+def told(found: Conclusion) -> list[str]:
     """The answer in lines of text, of which the table has several; the last is a command. On a busy machine it has no share of
     the limit and no advice."""
-    lines = [f"A token reads {format_bytes(bytes_used(study.read))}; {_bandwidth(study)}."]
+    study, limit = found.study, found.data["limit"]
+    lines = [f"A token reads {format_bytes(limit['bytes'])}; {_bandwidth(limit)}."]
     if not study.busy:
-        lines[0] += _best_minutes(study)
+        lines[0] += _best_minutes(limit)
     if study.map_found and study.map_found.ratio < pages.SMALL:
-        lines.append(pages.told(study.map_found, study.map_speed, bytes_used(study.read),
+        lines.append(pages.told(study.map_found, study.map_speed, limit["bytes"],
                                 command(study, BLOCKS) or "kit generate FILE"))  # fmt: skip
     if not study.room.fits:
         lines.append(_short(study))
-    rows = table(study)
+    rows = table(found)
     if any(row.kind != "limit" for row in rows):
         lines += ["", answer_table.text(rows, width()), ""]
-    after = concluded(study)
+    after = concluded(found)
     return [after[0], *lines, *after[1:]] if study.busy else [*lines, *after]
 
 
-def concluded(study: Study) -> list[str]:
+def concluded(found: Conclusion) -> list[str]:
     """What follows for who uses llama.cpp or Ollama, and for who uses kit: a sentence and a command each."""
-    if study.busy:
-        return [study.busy.line, f"{NO_ADVICE} with `--again`."]
-    return [line for line in (*_of_peer(study), *_change(study, reached(study))) if line]
+    if busy := found.study.busy:
+        return [busy.line, f"{NO_ADVICE} with `--again`."]
+    return [line for line in (*_of_peer(found), *_change(found)) if line]
 
 
-def _of_peer(study: Study) -> list[str]:
+def _of_peer(found: Conclusion) -> list[str]:
     """What llama.cpp's share of the limit says to who uses it, and the command that goes on."""
     if reason := ENGINES[PEER].missing():
         return [f"llama.cpp is {reason}."]
-    if (other := peer(study)) is None:
+    if found.peer is None:
         return []
-    reached_by = share(study, other)
-    if reached_by.median >= answer_table.NEAR:
+    study, share = found.study, found.data["peer"]["mbu"]
+    if share >= answer_table.NEAR:
         name = shlex.quote(study.name or shown(study.file.path))
         return [
-            f"With llama.cpp or Ollama: it is at {reached_by.median:.0%} of what memory gives, so only fewer bits help, or "
+            f"With llama.cpp or Ollama: it is at {share:.0%} of what memory gives, so only fewer bits help, or "
             "faster memory. What fewer bits cost:",
             f"    kit quants {name} --to Q4_0,Q3_K",
         ]
-    text = f"it is at {reached_by.median:.0%} of what memory gives. Ask your server what takes the rest:"
+    text = f"it is at {share:.0%} of what memory gives. Ask your server what takes the rest:"
     return [f"With llama.cpp or Ollama: {text}", "    kit explain http://127.0.0.1:8080"]
 
 
-def _bandwidth(study: Study) -> str:
+def _bandwidth(limit: dict) -> str:
     """What memory gives in these minutes."""
-    if study.minutes:
-        return f"the file's pages were read at {study.now_gbps:.1f} GB/s, in turn with the ways"
-    busy = f"; other processes use {study.limits.others:.1f} cores, so this probe is a busy one"
-    return f"memory reads at {study.now_gbps:.1f} GB/s" + busy * (study.limits.others > BUSY)
+    if limit["in_turn"]:
+        return f"the file's pages were read at {limit['read_gbps']:.1f} GB/s, in turn with the ways"
+    busy = f"; other processes use {limit['others_cores']:.1f} cores, so this probe is a busy one"
+    return f"memory reads at {limit['read_gbps']:.1f} GB/s" + busy * (limit["others_cores"] > BUSY)
 
 
-def _best_minutes(study: Study) -> str:
+def _best_minutes(limit: dict) -> str:
     """The limit by the best bandwidth that is known of the machine, where it is another one."""
-    if study.least_now / study.least < _WORTH:
+    best, arithmetic = limit["best_tokens_per_second"], limit["arithmetic_seconds"] or 0.0
+    if best * limit["seconds"] < _WORTH:
         return ""
-    at = f", {study.limits.at}" * bool(study.limits.at)
-    told = f" In this machine's best minutes: {1 / study.least:.3g} ({study.read_gbps:.1f} GB/s{at})."
-    arithmetic = study.least_of_arithmetic or 0.0
-    return told + (f" Products of float32 then allow {1 / arithmetic:.3g}." if arithmetic > study.least else "")
+    at = f", {limit['known_of']}" * bool(limit["known_of"])
+    told = f" In this machine's best minutes: {best:.3g} ({limit['best_gbps']:.1f} GB/s{at})."
+    return told + (f" Products of float32 then allow {1 / arithmetic:.3g}." if arithmetic * best > 1 else "")
 
 
 def share(study: Study, each: Reached) -> Share:
@@ -233,27 +257,6 @@ def _mbu(study: Study, each: Reached) -> dict[str, float | None]:
     return dict(zip(("mbu", "mbu_low", "mbu_high"), shares, strict=True))
 
 
-def _qualities(study: Study):
-    """The table of predicting.quality as far as it is known: measured now, or kept from before; None: of nothing yet."""
-    if "quality" in study.__dict__:
-        return study.quality
-    kept = study.kept_quality
-    return pd.DataFrame.from_dict(kept, "index") if kept.keys() & {*_ROUNDED} else None
-
-
-def _lost(study: Study, name: str) -> dict | None:
-    """The row of predicting.quality of a precision or an engine, whatever its version."""
-    table = _qualities(study)
-    rows = study.kept_quality | ({} if table is None or isinstance(table, str) else table.to_dict("index"))
-    return next((row for key, row in rows.items() if key.startswith(name)), None)
-
-
-def _same(study: Study, name: str) -> float | None:
-    """How often a precision or an engine has float32's most probable next token; None where it is not known."""
-    lost = _lost(study, name)
-    return lost.get("same") if lost else None
-
-
 def _short(study: Study) -> str:
     """What a file that does not fit waits for."""
     blocks = sum(use.nbytes for use in study.uses)
@@ -267,23 +270,20 @@ def _short(study: Study) -> str:
     return f"The file does not fit: {own}, of {room}{disk}."
 
 
-def _change(study: Study, ways: list[Reached]) -> list[str]:
+def _change(found: Conclusion) -> list[str]:
     """The one thing to change, and the command that does it."""
+    study, default = found.study, found.default
     if reason := _reason(study):
         return [f"No command runs this file ({reason}): its tensors alone were used, in order."]
-    if not ways:
+    if not found.ways:
         return ["Nothing that a command runs stays within this memory."]
-    default = next((each for each in ways if each.way == study.predictions[0].way), None)
-    best, times = ways[0], default.seconds / ways[0].seconds if default else 0.0
-    gains = default is None or _gains(best, default)
-    rounds = best.way.rounds
-    if not gains:
-        best = default or best
-    if rounds and gains:
-        none = "not measured" if isinstance(study.__dict__.get("quality"), str) else "measured below"
-        same = _same(study, best.way.precision)
+    best = found.ways[0] if found.gains else default
+    if best.way.rounds and found.gains:
+        none = "not measured" if isinstance(study.losses, str) else "measured below"
+        same = found.same(best.way.precision)
         lost = none if same is None else f"the next token is float32's in {answer_table.percent(same)} of positions"
-        text = f"With kit: take {best.way.precision}, {times:.2f} times as fast, if you accept their loss of quality ({lost})."
+        times = f" {default.seconds / best.seconds:.2f} times as fast," if default else ""
+        text = f"With kit: take {best.way.precision},{times} if you accept their loss of quality ({lost})."
     elif best.way in BLOCK_WAYS:
         text = "With kit: change nothing. The exact way from the file's blocks is as fast as any here."
     elif best is default:

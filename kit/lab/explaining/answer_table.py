@@ -47,7 +47,7 @@ SHORT = {row.precision: row.short for row in OURS.values()}  # precision of bloc
 
 
 def rows(answer: dict) -> list[Row]:
-    """The rows of what kit.lab.explaining.answer.gather has. What was only predicted has no row."""
+    """The rows of the ``data`` of a kit.lab.explaining.answer.Conclusion. What was only predicted has no row."""
     limit = answer["limit"]
     table = [Row(LIMIT, "limit", limit["tokens_per_second"], of_limit=1.0)]
     for each in filter(None, [*answer["reached"], answer["peer"]]):

@@ -5,7 +5,7 @@ import shlex
 from kit.errors import KitError
 from kit.lab.engines import bounds_of, turns
 from kit.lab.engines.table import opened
-from kit.lab.explaining.answer import peer
+from kit.lab.explaining.answer import Conclusion
 from kit.lab.explaining.study import Study
 from kit.lab.measuring import arithmetic, measurements, state
 from kit.system.cores import cores
@@ -21,12 +21,13 @@ _LEAST, _SECONDS, _QUICK = (
 _RATE = "arithmetic, "  # begins the way of a rate in the store
 
 
-def flags(study: Study) -> str:
+def flags(found: Conclusion) -> str:
     """The advice in llama.cpp's own flags, in sentences; "" for a file that has no path, or does not fit."""
+    study = found.study
     if study.file.path is None or study.cut or not study.room.fits:
         return ""
     path, here = shlex.quote(shown(study.file.path)), cores()
-    speed = f", {1 / other.seconds:.3g} tokens per second in the wheel's build" if (other := peer(study)) else ""
+    speed = f", {1 / other.seconds:.3g} tokens per second in the wheel's build" if (other := found.peer) else ""
     return (
         f"In llama.cpp: `llama-server -m {path} -t {here.useful}`{speed}. This process may run on {here.told}. "
         "With `--engine` and the path of your llama-bench, kit explain measures your own build."

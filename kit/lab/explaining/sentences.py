@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from kit.lab.explaining import answer, answer_table, beside_kit, depth
+from kit.lab.explaining import answer, answer_table, beside_kit, depth, tables
 from kit.lab.explaining.elsewhere import compressibility
 from kit.lab.explaining.study import Study
 from kit.lab.explaining.tables import as_text, formatted, paragraph, short, wrapped
-from kit.lab.explaining.to_measure import measure_engines
+from kit.lab.explaining.to_measure import measure_best, measure_engines
 from kit.lab.predicting import quality
 from kit.lab.predicting.ways import used_tensors
 from kit.system import cpu_facts
@@ -63,9 +63,10 @@ def how(study: Study) -> str:
     return text
 
 
-def advise(study: Study) -> str:
+def advise(found: answer.Conclusion) -> str:
     """The answer in one paragraph, with what was not measured and why."""
-    text = [f"`{line.strip()}`" if line.startswith("    ") else line for line in answer.concluded(study)]
+    study = found.study
+    text = [f"`{line.strip()}`" if line.startswith("    ") else line for line in answer.concluded(found)]
     text += [f"{way.label[0].upper()}{way.label[1:]} {why}." for way, why in (study.part or study).unmeasured.items()]
     return " ".join([*text, *filter(None, [experts(study), mac(study)])])
 
@@ -147,12 +148,13 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     compile()
     measure_engines(study)
     if not study.engines:
-        study.measure_best()
-    lines = answer.told(study)
+        measure_best(study)
+    found = answer.of(study)
+    lines = answer.told(found)
     lines = lines[1:] if said and lines[0] == study.busy.line else lines
-    data = answer.gather(study)
-    yield "answer", data | {"table": [row._asdict() for row in answer_table.rows(data)]}, "\n".join(map(wrapped, lines))
-    if text := "" if study.busy else beside_kit.flags(study):
+    data = found.data | {"table": [row._asdict() for row in answer_table.rows(found.data)]}
+    yield "answer", data, "\n".join(map(wrapped, lines))
+    if text := "" if study.busy else beside_kit.flags(found):
         yield "", None, paragraph(text)
     data, text = beside_kit.prompt(study)
     yield "prompt", data, paragraph(text) if text and not study.busy else ""
@@ -163,7 +165,7 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     data = study.depths()
     title = f"A TOKEN BY DEPTH (float32 KV cache; least: its bytes at {study.read_gbps:.1f} GB/s)"
     yield "depths", data, table(title, depth.table(data)) if data else ""
-    study.measure_best()
+    measure_best(study)
     data = study.advice()
     title = "WHAT TO CHANGE (first, what kit generate does by itself; memory of the whole process)"
     shown = "" if study.busy else table(title, short(data if everything else _shown(data)))
@@ -190,21 +192,24 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
         yield "no_quality", "", f"{title}\n{as_text(narrow)}"
     yield "quality", [] if isinstance(data, str) else rows(data), ""
     yield from _tables(study, everything, rows, table, more)
-    yield "says", [what(study), how(study), advise(study)], _rest(study)
+    yield "says", [what(study), how(study), advise(found)], _rest(study)
 
 
 def _tables(study, everything, rows, table, more):
     """What only some need: tables that say nothing where everything fits and all backends agree."""
-    yield "holds", rows(frame := study.holds()), more("WHAT THE WEIGHTS TAKE", frame)
+    yield "holds", rows(frame := tables.held(study.file, study.uses)), more("WHAT THE WEIGHTS TAKE", frame)
     yield "roofline", rows(frame := study.bounds()), more(f"ROOFLINE (memory reads {study.read_gbps:.1f} GB/s)", frame)
     title = f"HITS BY POLICY ({format_bytes(study.memory)} of float32, after the first token)"
-    frame, matters = study.policies(), not study.room.fits and study.memory > study.accesses.working_set / _FEW
+    frame, matters = (
+        tables.policies(study.accesses, study.memory),
+        not study.room.fits and study.memory > study.accesses.working_set / _FEW,
+    )
     yield "policies", rows(frame), table(title, frame) if everything or study.trace or matters else ""
     title = "WHERE A TOKEN'S TIME GOES, all ways (dequantized each time, kept in float32, from blocks)"
-    yield "families", rows(frame := study.families()), more(title, frame)
+    yield "families", rows(frame := tables.families(study.file, study.order, study.costs)), more(title, frame)
     if everything and (own := of_a_use(study)):
         yield "", None, paragraph(own)
-    frame = study.exactness()
+    frame = tables.exactness_of(study.file)
     differs = not (frame.drop(columns="weights").isin(["equal"]) | frame.drop(columns="weights").isna()).all(axis=None)
     title = "EXACTNESS (against gguf-py, on rows of this file)"
     yield "exactness", rows(frame), table(title, frame) if everything or differs else ""

@@ -226,7 +226,7 @@ class Study:
     def _factor(self) -> float:
         """How many times faster than the best known memory was, by all that was predicted and measured."""
         factor = faster_than_probed(self._predicted, self.measured.values())
-        return max(factor, self.part._factor) if self.part and "_predicted" in self.part.__dict__ else factor
+        return max(factor, self.part._factor) if self.part else factor
 
     @property
     def predictions(self) -> list[Prediction]:
@@ -248,10 +248,6 @@ class Study:
         """Least seconds of a token from the blocks: memory's, or the disk's where they do not stay."""
         least = bytes_used(self.read) / (self.read_gbps * 1e9)
         return least if self.room.fits else max(least, self.predictions[0].from_disk)
-
-    def holds(self) -> pd.DataFrame:
-        """What the weights take, held in several ways: all of them, and what a token reads."""
-        return tables.held(self.file, self.uses)
 
     def bounds(self) -> pd.DataFrame:
         """The roofline of a token: the least that reading once what it uses takes, by how weights are held."""
@@ -280,29 +276,31 @@ class Study:
             rows += depth.measured(self.file)
         return rows
 
-    def families(self) -> pd.DataFrame:
-        """Where a token's time goes, by family of tensors."""
-        return tables.families(self.file, self.order, self.costs)
-
-    def policies(self) -> pd.DataFrame:
-        """Hits by policy for the memory given."""
-        return tables.policies(self.accesses, self.memory)
-
-    def exactness(self) -> pd.DataFrame:
-        """Format by backend on this file's own blocks."""
-        return tables.exactness_of(self.file)
+    @cached_property
+    def losses(self) -> dict[str, dict[str, float]] | str:
+        """Precision or engine -> the columns of ``quality`` that were measured of this file, or why none can be."""
+        weights = self.facts["parameters"]
+        if not (tokens := tokens_for(weights, self.thorough)):
+            return f"a text through {format_count(weights)} weights takes minutes: `--thorough` takes them"
+        try:
+            return kept(self.file, tokens)
+        except KitError as error:  # no tokenizer or pass of the kit
+            return str(error)
 
     @cached_property
     def quality(self) -> pd.DataFrame | str:
         """What rounding weights or activations does to the answers (kit.lab.predicting.quality), or why that cannot be said."""
         weights = self.facts["parameters"]
-        if not (tokens := tokens_for(weights, self.thorough)):
-            return f"a text through {format_count(weights)} weights takes minutes: `--thorough` takes them"
+        tokens = tokens_for(weights, self.thorough)
+        if isinstance(self.losses, str):
+            return self.losses
         self.say(f"measuring what rounding does to the answers, on {tokens:,} tokens of text")
         try:
-            return quality(self.file, _PRECISIONS[self.thorough or weights < _LARGE], tokens)
+            table = quality(self.file, _PRECISIONS[self.thorough or weights < _LARGE], tokens)
         except KitError as error:
             return str(error)
+        self.losses.update(table.to_dict("index"))
+        return table
 
     @cached_property
     def minutes(self) -> Minutes | None:
@@ -328,19 +326,6 @@ class Study:
         """Least seconds of a token whose products are of float32, where the machine's arithmetic is known."""
         flops = 2 * sum(use.elements * use.share() for use in self.read if not use.is_rows)
         return self.limits.machine.seconds_to_compute(flops) if self.limits.machine.f32_gflops else None
-
-    @cached_property
-    def kept_quality(self) -> dict[str, dict[str, float]]:
-        """Precision or engine -> the columns of ``quality`` that were measured of this file before."""
-        try:
-            return kept(self.file)
-        except KitError:  # no tokenizer or pass of the kit: no quality either
-            return {}
-
-    def measure_best(self, best: int = 2) -> dict[Way, Measured]:
-        """Measure what `kit generate` does and the ``best`` fastest of the others (kit.lab.explaining.to_measure)."""
-        measuring.measure_best(self, best)
-        return self.measured
 
     def quantity(self, way: Way) -> str:
         """A way's name in records, with the layers that the file was cut to."""

@@ -26,19 +26,20 @@ def measure_engines(study) -> None:
             study.measured.setdefault(way, Measured(way, reading.samples, None, 0, None, reading.others))
 
 
-def measure_best(study, best: int) -> None:
+def measure_best(study, best: int = 2) -> dict[Way, Measured]:
     """Measure what `kit generate` does and the ``best`` fastest of the others that stay within the memory, but those that
-    engines ran or the store has; again where other processes disturbed it."""
+    engines ran or the store has; again where other processes disturbed it. All that is measured."""
     measure_engines(study)
     if study.part is not None:
         if not study.engines:
             measure_best(study.part, best)
-        return
+        return study.measured
     predictions = study.predictions
     some = [each for each in predictions if study.room.stays(each)] or predictions  # a walk, where none stays
     for prediction in [each for each in some[: best + 1] if each.seconds <= _WORTH * some[0].seconds]:
         if prediction.way not in study.measured:
             _take(study, prediction)
+    return study.measured
 
 
 class Known(NamedTuple):

@@ -135,11 +135,11 @@ def quality(file, names=None, tokens: int = 0, progress: bool = False, others: M
     return library("pandas").DataFrame(rows).set_index("precision")
 
 
-def kept(file) -> dict[str, dict[str, float]]:
-    """Name -> the columns of ``quality`` that were measured of an open file before, of
-    precisions and of ``others``; nothing is measured. KitError as of ``quality``."""
+def kept(file, tokens: int = 0) -> dict[str, dict[str, float]]:
+    """Name -> the columns of ``quality`` that were measured of an open file before, of precisions and of ``others``, on so many
+    ``tokens``; nothing is measured. KitError as of ``quality``."""
     weights = sum(info.elements for info in file.tensors.values())
-    if not (tokens := divergence.tokens_for(weights)):
+    if not (tokens := tokens or divergence.tokens_for(weights)):
         return {}
     config = read_config(file)
     return _known(_digest(file, config, divergence.window_of(tokenizer_of(file), config.context, tokens)))
