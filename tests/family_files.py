@@ -86,11 +86,17 @@ class File:
     def write(self, path: Path, qtype: str = "F32") -> Path:
         """``qtype``: of matrices, but for routers, norms by group and convolutions."""
         kinds = {
-            name: "F32" if tensor.ndim < 2 or "gate_inp" in name or "_norm" in name or tensor.shape[-1] % 32 else qtype
+            name: "I32"
+            if tensor.dtype == np.int32
+            else "F32"
+            if tensor.ndim < 2 or "gate_inp" in name or "_norm" in name or tensor.shape[-1] % 32
+            else qtype
             for name, tensor in self.tensors.items()
         }
         specs = [TensorInfo.new(name, kinds[name], tensor.shape) for name, tensor in self.tensors.items()]
-        quantize = lambda name, tensor: gguf.quants.quantize(tensor, gguf.GGMLQuantizationType[kinds[name]])  # noqa: E731
+        quantize = lambda name, tensor: (  # noqa: E731
+            tensor if kinds[name] == "I32" else gguf.quants.quantize(tensor, gguf.GGMLQuantizationType[kinds[name]])
+        )
         return writer.write(path, self.metadata, specs, (quantize(*each) for each in self.tensors.items()))
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import numpy as np
-from family_files import FFN, File, H
+from family_files import FFN, File, H, V
 
 _EXPERTS = dict(
     expert_count=8, expert_used_count=2, expert_feed_forward_length=64, expert_shared_count=1, expert_weights_scale=1.5,
@@ -126,7 +126,48 @@ def qwen4exp(flat=False, ngrams=False):
     return file
 
 
+def deepseek4(ratios=(0, 4, 128, 4), stacked=False):
+    """Attention to a window of eight positions and to rows of four or 128, of those of four to the best four; four balanced
+    streams; a table chooses the experts of the first layer. ``stacked``: the matrices of the groups of heads are a stack."""
+    file = File(
+        "deepseek4", len(ratios), attention__head_count_kv=1, attention__key_length=32, attention__value_length=32,
+        rope__dimension_count=16, attention__q_lora_rank=32, attention__sliding_window=8, attention__output_group_count=2,
+        attention__output_lora_rank=16, attention__compress_ratios=list(ratios), attention__compress_rope_freq_base=160000.0,
+        attention__indexer__head_count=16, attention__indexer__key_length=64, attention__indexer__top_k=4,
+        hyper_connection__count=4, hyper_connection__sinkhorn_iterations=20, hyper_connection__epsilon=1e-6, hash_layer_count=1,
+        expert_count=8, expert_used_count=2, expert_feed_forward_length=64, expert_shared_count=1, expert_weights_scale=1.5,
+        expert_weights_norm=True, expert_gating_func=4, swiglu_clamp_exp=0.5, rope__scaling__type="yarn",
+        rope__scaling__factor=16.0, rope__scaling__original_context_length=64, embedding_length_out=4 * H,
+    )  # fmt: skip
+
+    def streams(name, count=24):
+        file.tensor(f"{name}_fn.weight", count, 4 * H, spread=0.05)
+        file.tensor(f"{name}_base.weight", count, spread=0.5)
+        file.tensor(f"{name}_scale.weight", 3 if count == 24 else 1, mean=1)
+
+    for layer, ratio in enumerate(ratios):
+        streams(f"blk.{layer}.hc_attn")
+        streams(f"blk.{layer}.hc_ffn")
+        file.layer(layer, attn_norm=H, ffn_norm=H, attn_sinks=4, attn_q_a=(32, H), attn_q_a_norm=32, attn_q_b=(128, 32))
+        file.layer(layer, attn_kv=(32, H), attn_kv_a_norm=32, attn_output_b=(H, 32))
+        file.layer(layer, attn_output_a=(2, 16, 64) if stacked else (32, 64))
+        times = 1 + (ratio == 4)
+        for name, size in (("attn", 32), ("indexer", 64))[: (ratio > 0) + (ratio == 4)]:
+            names = {f"{name}_compressor_{part}": (times * size, H) for part in ("kv", "gate")}
+            file.layer(layer, **names, **{f"{name}_compressor_norm": size})
+            file.tensor(f"blk.{layer}.{name}_compressor_ape.weight", ratio, times * size, spread=0.5)
+        if ratio == 4:
+            file.layer(layer, indexer__attn_q_b=(16 * 64, 32), indexer__proj=(16, H))
+        file.mixture(layer, biased=layer > 0, shared=64)
+        if not layer:
+            experts = np.stack([file.random.permutation(8)[:2] for _ in range(V)])
+            file.tensors["blk.0.ffn_gate_tid2eid.weight"] = experts.astype(np.int32)
+    streams("output_hc", 4)
+    return file.ends()
+
+
 FILES = {
+    "deepseek4": deepseek4,
     "qwen4exp": qwen4exp,
     "qwen4exp-ngrams": lambda: qwen4exp(flat=True, ngrams=True),
     "kimi-linear": lambda: kimi("kimi-linear"),

@@ -16,7 +16,9 @@ from kit.model.hyperparameters import read_config
 # Positions from which layers of a file choose, at which a block ends, or a segment of a kernel.
 PERIODS = {"glm-dsa": (8,), "deepseek32": (8,), "kimi-linear": (4, 16), "bailingmoe3": (4, 16), "qwen4exp": (4, 12)}
 PERIODS["qwen4exp-ngrams"] = (3, 11)
+PERIODS["deepseek4"] = (4, 8, 20)
 LENGTHS = {name: sorted({1, 2, *(each + n for each in periods for n in (-1, 0, 1))}) for name, periods in PERIODS.items()}
+LONG = [token % 500 + 3 for token in range(7, 7 + 11 * 140, 11)]  # past a row of 128 positions
 WORST = 1e-5  # of a token; half of all are below a third of it
 
 
@@ -111,7 +113,7 @@ def test_a_token_touches_the_bytes_that_are_told(folder, name):
         assert states == 2 * (sum(4 * each.fixed for each in remembered) - tokens)
         assert read["linear"] == expected <= weights
     held = model.new_cache(64)
-    assert sum(each.held(8) for each in remembered) == 8 * held.bytes_per_position + held.fixed_bytes
+    assert sum(each.held(128) for each in remembered) == 128 * held.bytes_per_position + held.fixed_bytes
 
 
 @pytest.mark.parametrize("name", kind_files.FILES)
@@ -138,6 +140,19 @@ def test_up_to_top_k_positions_a_sparse_layer_is_the_dense_kind_bit_for_bit(fold
     assert torch.equal(*(torch.stack([model.step([token], cache) for token in TOKENS[:8]])
                          for model in (sparse, dense) for cache in [model.new_cache(16)]))  # fmt: skip
     assert not torch.allclose(sparse.logits(TOKENS)[-1], dense.logits(TOKENS)[-1], atol=1e-3)
+
+
+@pytest.mark.parametrize("ratios, stacked", [((128, 4), True), ((4, 128), False)])
+def test_a_row_of_128_positions_begins_at_its_128th(tmp_path, ratios, stacked):
+    """Of a prompt, and of one that ends before it and goes on as recorded, with the groups' matrices as a stack and as one."""
+    path = kind_files.deepseek4(ratios, stacked).write(tmp_path / "rows.gguf")
+    model, theirs = model_of(path), llama_cpp.logits(path, LONG)
+    assert close(model.logits(LONG), theirs)
+    cache = model.new_cache(len(LONG))
+    first = model.logits(LONG[:124], cache=cache)
+    tokens = [model.step([token], cache) for token in LONG[124:]]
+    assert close(torch.cat([first, torch.stack(tokens)]), theirs)
+    assert read_config(model.file).layers[0].mixer.memory.seen(128) == (9 if ratios[0] == 128 else 12)
 
 
 BAD = [  # (file, keys, a tensor that is left out, what the error names)
@@ -169,6 +184,17 @@ BAD = [  # (file, keys, a tensor that is left out, what the error names)
     ("qwen4exp-ngrams", {"embedding_length_per_layer_input": 16}, "", "4 rows of 16 elements"),
     ("qwen4exp-ngrams", {}, "per_layer_token_embd.weight", "per_layer_token_embd.weight"),
     ("qwen4exp", {}, "blk.2.hc_ffn_inject.weight", "blk.2.hc_ffn_inject.weight"),
+    ("deepseek4", {"attention.compress_ratios": [0, 4, 64, 4]}, "", "attention.compress_ratios"),
+    ("deepseek4", {"attention.compress_ratios": [0, 4, 128]}, "", "attention.compress_ratios"),
+    ("deepseek4", {"attention.compress_rope_freq_base": None}, "", "attention.compress_rope_freq_base"),
+    ("deepseek4", {"attention.sliding_window": 18}, "", "a choice among 16 positions in a window of 18"),
+    ("deepseek4", {"attention.output_group_count": 3}, "", "4 heads in 3 groups"),
+    ("deepseek4", {"hyper_connection.count": 3}, "", "hyper_connection.count"),
+    ("deepseek4", {"hyper_connection.sinkhorn_iterations": None}, "", "hyper_connection.sinkhorn_iterations"),
+    ("deepseek4", {"hash_layer_count": 2}, "", "blk.1.ffn_gate_tid2eid.weight"),
+    ("deepseek4", {"expert_gating_func": 2}, "", "expert_gating_func"),
+    ("deepseek4", {"swiglu_clamp_exp": [1.0, 1.0]}, "", "swiglu_clamp_exp"),
+    ("deepseek4", {}, "blk.2.attn_compressor_ape.weight", "blk.2.attn_compressor_ape.weight"),
     ("deepseek32", {}, "blk.1.indexer.k_norm.bias", "blk.1.indexer.k_norm.bias"),
 ]
 
@@ -185,7 +211,21 @@ def test_what_is_wrong_is_named_in_one_line(tmp_path, name, keys, without, says)
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["glm-dsa", "kimi-linear", "qwen4exp-ngrams"])
+@pytest.mark.parametrize("experts", [[0, 8], [-1, 3], [2, 2]])
+def test_a_table_of_experts_that_are_not_there_is_refused(tmp_path, experts):
+    """Before the kernel takes one for an address: of a prompt, and of a recorded token."""
+    file = kind_files.deepseek4()
+    file.tensors["blk.0.ffn_gate_tid2eid.weight"][9] = experts
+    model = model_of(file.write(tmp_path / "table.gguf"))
+    cache = model.new_cache(8)
+    model.logits([1, 2], cache=cache)
+    model.step([3], cache)
+    for way in (lambda: model.logits([9]), lambda: model.step([9], cache)):
+        with pytest.raises(ModelError, match="table of experts by token"):
+            way()
+
+
+@pytest.mark.parametrize("name", ["glm-dsa", "kimi-linear", "qwen4exp-ngrams", "deepseek4"])
 def test_a_mixture_of_these_families_runs_from_slots_bit_for_bit(folder, name):
     """Experts in a few slots, as under ``--memory``: the same tokens."""
     path = kind_files.write(folder, name)

@@ -17,6 +17,7 @@ from kit.cpu import attention, elementwise, operations, threads
 from kit.cpu import routing as routing_
 from kit.cpu.simd.vectors import inner
 from kit.cpu.tasks import task
+from kit.gguf.keys import ROOTED, SIGMOID, SOFTMAX
 from kit.lab.synthetic.geometry import GEOMETRIES
 from kit.lab.synthetic.write import synthesize
 from kit.model import plan
@@ -191,25 +192,32 @@ def test_what_cannot_be_recorded_says_why_and_runs(folder, name, how, reason):
 @settings(max_examples=60, deadline=None)
 @given(
     groups=st.sampled_from([1, 2, 4]), size=st.integers(3, 40), used=st.integers(1, 6), groups_used=st.integers(1, 4),
-    sigmoid=st.booleans(), normed=st.booleans(), biased=st.booleans(), seed=st.integers(0, 2**32 - 1),
+    gating=st.sampled_from([SOFTMAX, SIGMOID, ROOTED]), given_=st.booleans(),
+    normed=st.booleans(), biased=st.booleans(), seed=st.integers(0, 2**32 - 1),
     equal=st.sampled_from([None, 1, 40]),
 )  # fmt: skip
-def test_experts_are_chosen_as_by_torch(groups, size, used, groups_used, sigmoid, normed, biased, seed, equal):
+def test_experts_are_chosen_as_by_torch(groups, size, used, groups_used, gating, given_, normed, biased, seed, equal):
     """The choice, the shares, and the arguments that it sets: an expert's address, and the bits of its share. ``equal``: scores
-    are a few whole numbers times that, of which many are equal; sigmoids of the largest are 1."""
+    are a few whole numbers times that, of which many are equal; sigmoids of the largest are 1. ``given_``: they are chosen
+    already, and shares alone come from the scores."""
     experts, groups_used = groups * size, min(groups, groups_used)
-    routing = Routing(min(used, groups_used * size), sigmoid, normed, 1.5, groups, groups_used)
+    routing = Routing(min(used, groups_used * size), gating, normed, 1.5, groups, groups_used)
     draw = np.random.default_rng(seed)
     scores, bias = (torch.from_numpy(x.astype(np.float32)) for x in draw.standard_normal((2, experts)))
     if equal:
         scores, bias = (scores.round() * equal).clamp(min=-80), bias.round()
     share, right = (x[0] for x in best_experts(scores[None], routing, bias if biased else None))
     right, order = right.sort()
-    chosen, shares, out = np.zeros(routing.used, np.int64), np.zeros(routing.used, np.float32), np.zeros(2, np.int64)
+    chosen, shares, out = (
+        right.numpy().copy() if given_ else np.zeros(routing.used, np.int64),
+        np.zeros(routing.used, np.float32),
+        np.zeros(2, np.int64),
+    )
     padded = torch.cat([scores, torch.full((16,), torch.nan)])[None, :experts]
     last = routing.used - 1
     words = np.array([[out.ctypes.data, last, 1000, 7], [out.ctypes.data + 8, last, 0, 0]])
-    task, arguments, tasks = routing_.step(padded, chosen, shares, routing, bias if biased else None)
+    task, arguments, tasks = routing_.step(padded, chosen, shares, routing, -bias if given_ else bias if biased else None,
+                                            given=given_)  # fmt: skip
     threads.run(task, arguments | dict(words=words, count=2), tasks)
     assert chosen.tolist() == right.tolist()
     assert np.allclose(shares, share[order].numpy(), rtol=2e-6)

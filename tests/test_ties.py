@@ -9,6 +9,7 @@ import torch
 
 import kit
 from kit.cpu.operations import run
+from kit.gguf.keys import SIGMOID, SOFTMAX
 from kit.model.cpu_ops import best_experts
 from kit.model.layers.mixture import Routing
 
@@ -65,7 +66,7 @@ def test_three_equal_rows_give_llama_cpps_logits(folder):
 @pytest.mark.parametrize("groups, groups_used", [(1, 1), (4, 2), (8, 3)])
 def test_all_equal_scores_choose_the_first(groups, groups_used, sigmoid):
     """Of experts, of groups, of sigmoids that are 1 or as small as they get; for each of several tokens."""
-    routing = Routing(4, sigmoid, True, 1.0, groups, groups_used)
+    routing = Routing(4, SIGMOID if sigmoid else SOFTMAX, True, 1.0, groups, groups_used)
     for score in (0.0, 30.0, 90.0, -200.0):
         scores = torch.full((5, 32), score)
         scores[3, 17] = score + 1 if not sigmoid or score == 0 else score

@@ -70,6 +70,13 @@ def _clamp(task, x, n, factor):
         store(x + at, _within(load(f32x16, x + at), bitcast(f32, u32(factor))))
 
 
+def _ceiling(task, x, n, factor):
+    """x = min(x, factor); NaN stays NaN."""
+    for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
+        v, limit = load(f32x16, x + at), bitcast(f32, u32(factor))
+        store(x + at, select(v > limit, broadcast(f32x16, limit), v))
+
+
 @inner(forceinline=True)
 def _within(x, limit):
     x = select(x > limit, broadcast(f32x16, limit), x)
@@ -220,7 +227,7 @@ def _neox(head, x, head_dim, dims, heads, table):
 
 
 EACH = {
-    "add": _add, "zero": _zero, "scale": _scale, "clamp": _clamp, "silu": _silu, "gelu": _gelu,
+    "add": _add, "zero": _zero, "scale": _scale, "clamp": _clamp, "ceiling": _ceiling, "silu": _silu, "gelu": _gelu,
     "squared_relu": _squared_relu, "clamped": _clamped, "sigmoid": _sigmoid,
 }  # fmt: skip
 ROPES = {"interleaved": _interleaved, "neox": _neox}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ import torch
 from kit.cpu import (
     attention,
     choice,
+    compress,
     convolution,
     dequantize,
     elementwise,
@@ -45,6 +46,9 @@ OPERATIONS = {
     "mix streams": Operation(streams.mix_step),
     "gate streams": Operation(streams.gate_step),
     "spread": Operation(streams.spread_step),
+    "share streams": Operation(streams.shares_step),
+    "weigh streams": Operation(streams.weigh_step),
+    "mix balanced": Operation(streams.balanced_step),
     "gate heads": Operation(elementwise.gate_heads_step),
     "mamba2": Operation(recurrent.mamba2_step),
     "dequantize": Operation(dequantize.step),
@@ -76,10 +80,12 @@ class Recording(threads.Program):
         self._context, self._part_bytes, self._parts = context, 0, None
         self._appends: dict[int, list[int]] = {}  # positions of a row -> steps
         self._pools: dict[int, list[int]] = {}  # the same, of means of so many rows
+        self._rings: dict[Any, list[int]] = {}  # ring -> steps
+        self._compressed: dict[tuple[int, int], list[int]] = {}  # positions of a row, and those that are kept -> steps
         # Of each RoPE and number of positions that share a turn: the table of cosines and sines, and the steps with their token
         self._tables, self._turns = {}, {}
-        # Window or choice, and number of the token -> (step of the chunks, tasks of one, last step)
-        self._attentions: dict[tuple[int | Choice, int], list[tuple[int, int, int]]] = {}
+        # Window, choice or ring, and number of the token -> (step of the chunks, tasks of one, last step)
+        self._attentions: dict[tuple[Any, int], list[tuple[int, int, int]]] = {}
         self._choices: dict[Choice, _OfChoice] = {}
 
     def do(self, name: str, *operands, alone: bool = False, **constants) -> int:
@@ -95,6 +101,15 @@ class Recording(threads.Program):
         """Put the token's row (1, n) at its place in its block, held (each, n), and the mean of these into ``mean`` (1, n)."""
         self._pools.setdefault(len(held), []).append(self.add(*streams.pool_step(row, held, mean)))
 
+    def write_ring(self, rows: torch.Tensor, history: history.History, ring) -> None:
+        """Write keys (1, heads, size) to their ``ring.slot`` (kit.model.layers.kind.Ring)."""
+        self._rings.setdefault(ring, []).append(self.do("append", rows, history, alone=True))
+
+    def compress(self, row, score, places, held, out) -> None:
+        """A token's part of a row of several positions, as kit.cpu.compress.step."""
+        kept = len(places), len(held[0])
+        self._compressed.setdefault(kept, []).append(self.add(*compress.step(row, score, places, held, out)))
+
     def rotate(self, layout: str, x: torch.Tensor, rope, each: int = 1) -> None:
         """RoPE of x (tokens, heads, head_dim) in place by ``rope``, a kit.model.rope.Rope, at the tokens' positions or at the
         first one of the block of ``each`` that a token is in. Of several tokens, the heads of one are contiguous."""
@@ -108,15 +123,30 @@ class Recording(threads.Program):
         own = self._choices.get(by)
         if own is None:
             scores = torch.empty(1, choice.scores_row(self._context, by), dtype=torch.float32, device="cpu")
-            own = self._choices[by] = _OfChoice(
-                scores, torch.empty(1, by.room, dtype=torch.int32, device="cpu"), {}, [], [], []
-            )
+            chosen = torch.empty(1, by.room, dtype=torch.int32, device="cpu")
+            own = self._choices[by] = _OfChoice(scores, chosen, {}, [], [], [], [], [])
         own.scored.append(self.add(*choice.scores_step(q, keys, own.scores, by, 1, weights)))
 
     def choose(self, by: Choice) -> None:
         """Choose positions for ``gather`` by the scores of the step before."""
         own = self._choices[by]
         own.best.append(self.add(*choice.best_step(own.scores, own.chosen, 1, by, 1)))
+
+    def choose_rows(self, by: Choice) -> None:
+        """The same of rows of several positions, for ``gather_rows``."""
+        own, each = self._choices[by], by._replace(each=1)
+        own.best_rows.append(self.add(*choice.best_step(own.scores, own.chosen, 1, each, 1)))
+
+    def gather_rows(self, ring: history.History, rows: history.History, dim: int, by: Choice, window: int) -> history.History:
+        """A ring of so many positions and the chosen rows after it, for ``attend`` with a ring."""
+        own, key = self._choices[by], (ring.kind, window, dim)
+        if key not in own.rooms:
+            own.rooms[key] = choice.room_for(ring, 1, window + by.top, dim)
+        room, all_ = own.rooms[key], torch.arange(window, dtype=torch.int32, device="cpu")
+        whole, rest = (history.History(ring.kind, part, *choice.strides(room)) for part in (room, room[:, window:]))
+        self.add(*choice.gather_step(ring, whole, 1, all_, window))
+        own.row_gathers.append(self.add(*choice.gather_step(rows, rest, 1, own.chosen, 1)))
+        return whole
 
     def gather(self, histories, kv_heads: int, dim: int, by: Choice) -> list[history.History]:
         """The chosen positions of keys and values side by side, for ``attend`` with the choice in place of a window."""
@@ -130,15 +160,13 @@ class Recording(threads.Program):
             own.gathers.append((self.add(*choice.gather_step(side, sides[-1], kv_heads, own.chosen, 1)), kv_heads))
         return [sides[0], sides[-1]]
 
-    def attend(
-        self, q, keys, values, kv_heads: int, out, scale: float, window: int | Choice, cap: float, sinks, token: int = 0
-    ) -> None:
+    def attend(self, q, keys, values, kv_heads: int, out, scale: float, window: Any, cap: float, sinks, token: int = 0) -> None:
         """Attention of one ``token``, as kit.cpu.attention.attend; q and out are (1, heads, head_dim)."""
         none = torch.empty(0, dtype=torch.uint8, device="cpu")  # until ``move_to`` knows how much all need
         seen = attention.span(0, 1)  # a chunk
         chunk, (join, last, heads) = attention.attend_steps(q, keys, values, kv_heads, out, none, seen, scale, cap, sinks)
         self._attentions.setdefault((window, token), []).append((self.add(*chunk), chunk[2], self.add(join, last, -heads)))
-        self._part_bytes = max(self._part_bytes, attention.parts_bytes(*q.shape[1:], self._context))
+        self._part_bytes = max(self._part_bytes, attention.parts_bytes(*q.shape[1:], 2 * self._context))
 
     def chosen(self, step: int, sets: Sequence[tuple[int, str, int, np.ndarray | torch.Tensor | None, int]]) -> None:
         """What a step of ``route`` sets by its choice, when no step is added any more: (step, argument, place among the chosen,
@@ -179,12 +207,20 @@ class Recording(threads.Program):
             self.set(steps, position=position // each)
         for each, steps in self._pools.items():
             self.set(steps, slot=position % each)
+        for ring, steps in self._rings.items():
+            self.set(steps, position=ring.slot(position))
+        for (each, slots), steps in self._compressed.items():
+            self.set(steps, slot=position % slots, began=int(position >= each))
         for by, own in self._choices.items():
             own.move_to(self, by, position)
         for (window, token), steps_of in self._attentions.items():
             chunks, tasks, joins = np.transpose(steps_of)
             chosen, positions = isinstance(window, Choice), position + token + 1
-            seen = attention.span(0, window.count(positions)) if chosen else attention.span(window, positions)
+            if hasattr(window, "slot"):
+                first, stop = window.span(positions)
+                seen = attention.span(stop - first, stop)
+            else:
+                seen = attention.span(0, window.count(positions)) if chosen else attention.span(window, positions)
             self.set(chunks, **seen)
             self.steps[chunks, self.TASKS] = tasks * seen["chunks"]
             self.set(joins, chunks=seen["chunks"])
@@ -199,6 +235,8 @@ class _OfChoice(NamedTuple):
     scored: list[int]
     best: list[int]
     gathers: list[tuple[int, int]]  # (step, heads)
+    best_rows: list[int]  # the same of rows of several positions
+    row_gathers: list[int]
 
     def move_to(self, program: Recording, by: Choice, position: int) -> None:
         """The next run is of the token at ``position``. What takes all needs no scores."""
@@ -206,7 +244,14 @@ class _OfChoice(NamedTuple):
         chunks = 1 if by.takes_all(position + 1) else choice.scores_row(position + 1, by) // attention.CHUNK
         program.set(self.scored, positions=position + 1 if units > by.top else 0, chunks=chunks)
         program.steps[self.scored, program.TASKS] = chunks
-        program.set(self.best, positions=position + 1)
+        if self.best:
+            program.set(self.best, positions=position + 1)
+        if self.best_rows:
+            rows = min(units, by.top)
+            pieces = choice.pieces_of(rows)
+            program.set(self.best_rows, positions=units)
+            program.set(self.row_gathers, count=rows, pieces=pieces)
+            program.steps[self.row_gathers, program.TASKS] = pieces
         if self.gathers:
             steps, heads = np.transpose(self.gathers)
             pieces = choice.pieces_of(count)

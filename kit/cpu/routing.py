@@ -6,25 +6,26 @@ import numpy as np
 import torch
 from numba import types
 
-from kit.cpu.elementwise import as_bits, exp_of_negative, sigmoid
+from kit.cpu.elementwise import as_bits, exp_of_negative, sigmoid, softplus
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.vectors import bitcast, f32x16, inner
 from kit.cpu.tasks import Step, task
+from kit.gguf.keys import ROOTED, SIGMOID, SOFTMAX
 
 f32, i64, u8, u32 = types.float32, types.int64, types.uint8, types.uint32
 _LEAST = np.float32(2**-14)  # by which shares are divided
 
 
-def step(scores: torch.Tensor, chosen, shares, routing, bias=None, scales=None) -> Step:
+def step(scores: torch.Tensor, chosen, shares, routing, bias=None, scales=None, given: bool = False) -> Step:
     """``choose`` from scores (tokens, experts), whose rows can be read up to a multiple of 16, by ``routing`` of a config.
-    chosen: (tokens, used) int64 and shares: (tokens, used) float32, contiguous; bias and scales: (experts,). There are no
-    ``words`` yet: in a program those are set when all steps are there."""
+    chosen: (tokens, used) int64 and shares: (tokens, used) float32, contiguous; bias and scales: (experts,). ``given``:
+    chosen has them already. There are no ``words`` yet: in a program those are set when all steps are there."""
     tokens, experts = scores.shape
     scratch = torch.empty(tokens, 4 * (experts + -experts % 16), dtype=torch.float32, device="cpu")
     arguments = dict(
         scores=scores, row=4 * scores.stride(0), bias=bias, scales=scales, experts=experts, used=routing.used,
-        sigmoids=routing.sigmoid, normed=routing.normed, scale=as_bits(routing.scale), groups=routing.groups,
-        groups_used=routing.groups_used, chosen=chosen, shares=shares, scratch=scratch, words=None, count=0,
+        gating=routing.gating, normed=routing.normed, scale=as_bits(routing.scale), groups=routing.groups,
+        groups_used=routing.groups_used, chosen=chosen, shares=shares, scratch=scratch, words=None, count=0, given=given,
     )  # fmt: skip
     return choose(), arguments, tokens
 
@@ -49,7 +50,7 @@ def _choose(
     scales,
     experts,
     used,
-    sigmoids,
+    gating,
     normed,
     scale,
     groups,
@@ -59,6 +60,7 @@ def _choose(
     scratch,
     words,
     count,
+    given,
 ):
     width = 4 * (experts + -experts % 16)
     scores += row * token
@@ -66,13 +68,15 @@ def _choose(
     shares += 4 * used * token
     scratch += 4 * width * token
     share, rank, taken, best = scratch, scratch + width, scratch + 2 * width, scratch + 3 * width
-    _shares(scores, experts, sigmoids, share)
+    _shares(scores, experts, gating, share)
     for n in range(experts):
         store(rank + 4 * n, load(f32, share + 4 * n) + (load(f32, bias + 4 * n) if bias else f32(0)))
         store(taken + n, u8(0))
     if groups > 1:
         _leave_out(rank, experts // groups, groups, groups_used, taken, best)
-    for _ in range(used):
+    for place in range(used if given else 0):
+        store(taken + load(i64, chosen + 8 * place), u8(2))
+    for _ in range(0 if given else used):
         first, largest = -1, f32(-math.inf)
         for n in range(experts):
             if not load(u8, taken + n) and (first < 0 or load(f32, rank + 4 * n) > largest):
@@ -96,17 +100,22 @@ def _choose(
 
 
 @inner
-def _shares(scores, experts, sigmoids, share):
-    """Sigmoids, or the softmax, of the scores."""
+def _shares(scores, experts, gating, share):
+    """The softmax of the scores, their sigmoids, or the roots of their softplus."""
     largest, total = f32(-math.inf), f32(0)
     for n in range(experts):
         largest = max(largest, load(f32, scores + 4 * n))
     for at in range(0, 4 * experts, 64):
         x = load(f32x16, scores + at)
-        store(share + at, sigmoid(x) if sigmoids else exp_of_negative(x - largest))
+        if gating == ROOTED:
+            store(share + at, softplus(x))
+        else:
+            store(share + at, sigmoid(x) if gating == SIGMOID else exp_of_negative(x - largest))
     for n in range(experts):
+        if gating == ROOTED:
+            store(share + 4 * n, f32(math.sqrt(load(f32, share + 4 * n))))
         total += load(f32, share + 4 * n)
-    for at in range(0, 0 if sigmoids else 4 * experts, 64):
+    for at in range(0, 4 * experts if gating == SOFTMAX else 0, 64):
         store(share + at, load(f32x16, share + at) / total)
 
 

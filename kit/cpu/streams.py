@@ -8,7 +8,7 @@ from numba import types
 from kit.cpu.elementwise import as_bits, sigmoid
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import fma, reduce_add
-from kit.cpu.simd.vectors import bitcast, broadcast, extract, f32x16
+from kit.cpu.simd.vectors import bitcast, broadcast, extract, f32x16, inner
 from kit.cpu.tasks import Static, Step, task
 
 f32, u32 = types.float32, types.uint32
@@ -41,10 +41,37 @@ def pool_step(row: torch.Tensor, held: torch.Tensor, out: torch.Tensor, slot: in
     return compiled("pool"), dict(row=row, held=held, out=out, slot=slot, rows=rows, n=n, factor=as_bits(1 / rows)), 1
 
 
+def shares_step(logits, scale, base, out, turns: int, epsilon: float) -> Step:
+    """Numbers of four streams from logits (tokens, 24 or 4): 4 by which they are summed, 4 by which a result is added, and the
+    matrix (from, to) by which they are mixed, of which each row and column is divided by its sum ``turns`` times."""
+    arguments = dict(
+        logits=logits, scale=scale, base=base, out=out, count=logits.shape[1], turns=turns, epsilon=as_bits(epsilon)
+    )
+    return compiled("shares"), arguments, len(logits)
+
+
+def weigh_step(x: torch.Tensor, shares: torch.Tensor, out: torch.Tensor) -> Step:
+    """out (tokens, n) = the sum over the streams of x (tokens, 4, n) times the first of their shares."""
+    return compiled("weigh"), dict(x=x, shares=shares, out=out, count=shares.shape[1], n=x.shape[2]), len(x)
+
+
+def balanced_step(x: torch.Tensor, y: torch.Tensor, shares: torch.Tensor) -> Step:
+    """x (tokens, 4, n) = the streams mixed by their shares, and y (tokens, n) times the second of these."""
+    return compiled("balanced"), dict(x=x, y=y, shares=shares, n=x.shape[2]), len(x)
+
+
 @task
 def compiled(name: Static):
     """The task of a token."""
-    return {"mix": _mix, "spread": _spread, "pool": _pool, "gate": _gate}[name.value]
+    return {
+        "mix": _mix,
+        "spread": _spread,
+        "pool": _pool,
+        "gate": _gate,
+        "shares": _shares,
+        "weigh": _weigh,
+        "balanced": _balanced,
+    }[name.value]
 
 
 def _mix(token, x, gates, out, streams, n, factor):
@@ -84,3 +111,52 @@ def _pool(task, row, held, out, slot, rows, n, factor):
         for place in range(0, 4 * n * rows, 4 * n):
             total = total + load(f32x16, held + place + at)
         store(out + at, total * bitcast(f32, u32(factor)))
+
+
+def _shares(token, logits, scale, base, out, count, turns, epsilon):
+    logits, out, least = logits + 4 * count * token, out + 4 * count * token, bitcast(f32, u32(epsilon))
+    for n in range(count):
+        x = load(f32, logits + 4 * n) * load(f32, scale + 4 * min(n // 4, 2)) + load(f32, base + 4 * n)
+        share = f32(1) / (f32(1) + f32(math.exp(-x)))
+        store(out + 4 * n, share + least if n < 4 else share * f32(2) if n < 8 else x)
+    if count == 4:
+        return
+    matrix = out + 32
+    for row in range(matrix, matrix + 64, 16):
+        largest = max(max(load(f32, row), load(f32, row + 4)), max(load(f32, row + 8), load(f32, row + 12)))
+        for at in range(row, row + 16, 4):
+            store(at, f32(math.exp(load(f32, at) - largest)))
+        total = _total(row, 4)
+        for at in range(row, row + 16, 4):
+            store(at, load(f32, at) / total + least)
+    for turn in range(2 * turns - 1):
+        apart, along = (16, 4) if turn % 2 == 0 else (4, 16)  # the columns come first
+        for first in range(matrix, matrix + 4 * along, along):
+            total = _total(first, apart) + least
+            for at in range(first, first + 4 * apart, apart):
+                store(at, load(f32, at) / total)
+
+
+@inner
+def _total(first, apart):
+    return load(f32, first) + load(f32, first + apart) + load(f32, first + 2 * apart) + load(f32, first + 3 * apart)
+
+
+def _weigh(token, x, shares, out, count, n):
+    x, shares, out = x + 16 * n * token, shares + 4 * count * token, out + 4 * n * token
+    for at in range(0, 4 * n, 64):
+        total = broadcast(f32x16, 0)
+        for stream in range(4):
+            total = total + load(f32x16, x + 4 * n * stream + at) * load(f32, shares + 4 * stream)
+        store(out + at, total)
+
+
+def _balanced(token, x, y, shares, n):
+    x, y, shares = x + 16 * n * token, y + 4 * n * token, shares + 96 * token
+    for at in range(x, x + 4 * n, 64):
+        a, b = load(f32x16, at), load(f32x16, at + 4 * n)
+        c, d, new = load(f32x16, at + 8 * n), load(f32x16, at + 12 * n), load(f32x16, y + at - x)
+        for stream in range(4):
+            to = shares + 32 + 4 * stream
+            mixed = a * load(f32, to) + b * load(f32, to + 16) + c * load(f32, to + 32) + d * load(f32, to + 48)
+            store(at + 4 * n * stream, mixed + new * load(f32, shares + 16 + 4 * stream))

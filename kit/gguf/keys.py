@@ -12,6 +12,7 @@ from kit.errors import GGUFError, KitError
 from kit.gguf.metadata import MetadataArray
 
 REQUIRED: Any = object()  # as a default: a file without the key is an error
+SOFTMAX, SIGMOID, ROOTED = 1, 2, 4  # how shares come from a router's scores, as files say it; the last: sqrt(softplus)
 
 
 class Keys:

@@ -15,14 +15,19 @@ def layer_of(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def find_tensor(file, name: str) -> tuple[str, int | None]:
-    """(tensor, expert) of a matrix's name: ("name", None) for ``"name"``, ("stack", 3) for expert 3, ``"stack[3]"``.
+def find_tensor(file, name: str) -> tuple[str, int | slice | None]:
+    """(tensor, expert) of a matrix's name: ("name", None) for ``"name"``, ("stack", 3) for expert 3, ``"stack[3]"``; and
+    ("name", its rows) for the fourth of eight equal parts of a matrix's rows, ``"name[3/8]"``.
 
     ``file`` is anything with ``path`` and ``tensors``. ModelError when it has no such tensor or expert.
     """
     if name in file.tensors:
         return name, None
     stack, _, expert = name.removesuffix("]").rpartition("[")
+    part, _, of = expert.partition("/")
+    if stack in file.tensors and of.isdecimal() and part.isdecimal() and int(part) < int(of):
+        rows = file.tensors[stack].shape[0] // int(of)
+        return stack, slice(rows * int(part), rows * (int(part) + 1))
     if stack in file.tensors and expert.isdecimal() and int(expert) < file.tensors[stack].shape[0]:
         return stack, int(expert)
     raise ModelError(f"{file.path}: no tensor {name!r}; `kit inspect --tensors` lists them")

@@ -12,7 +12,7 @@ from kit.gguf.cut import parts_of
 from kit.gguf.names import layer_of
 
 _ROWS = re.compile(  # a token takes one row of each
-    r"(token_embd|per_layer_token_embd|position_embd|token_types|blk\.\d+\.ffn_gate_tid2eid)\.weight"
+    r"(token_embd|per_layer_token_embd|position_embd|token_types|blk\.\d+\.(ffn_gate_tid2eid|\w+_compressor_ape))\.weight"
 )
 _KEYS = re.compile(r"blk\.\d+\.attn_(k|v|k_norm)\.")  # what a layer does not read that attends to another's keys and values
 _UNUSED = re.compile(r"rope_|(v|a|mm|resampler)\.|blk\.\d+\.nextn\.")  # tables, other senses, layers for prediction
@@ -21,14 +21,14 @@ _ENDS = {"dec.output_norm": 0, "output_norm": 1, "output": 2, "cls": 3}  # what 
 _SHOWN = 4  # names of unknown tensors that a text says
 _OTHER = "other"  # the place of a role without a row: between the projections of attention and its output
 _ROLES = (
-    "attn_norm attn_norm_2 attn_q_a attn_q_a_norm attn_q_b attn_q attn_kv_a_mqa attn_kv_a_norm attn_kv_b attn_k_b attn_k "
-    "attn_v_b attn_v attn_qkv attn_q_norm attn_k_norm attn_sinks attn_gate other attn_sub_norm attn_output attn_output_norm "
-    "post_attention_norm ffn_norm ffn_gate_inp exp_probs_b ffn_gate_exps ffn_up_exps ffn_gate_up_exps ffn_down_exps "
-    "ffn_gate_inp_shexp ffn_gate_shexp ffn_up_shexp ffn_down_shexp ffn_gate ffn_up ffn_sub_norm ffn_down post_ffw_norm_1 "
-    "pre_ffw_norm_2 post_ffw_norm_2 post_ffw_norm layer_output_norm layer_output_scale"
+    "attn_norm attn_norm_2 attn_q_a attn_q_a_norm attn_q_b attn_q attn_kv attn_kv_a_mqa attn_kv_a_norm attn_kv_b attn_k_b "
+    "attn_k attn_v_b attn_v attn_qkv attn_q_norm attn_k_norm attn_sinks attn_gate other attn_sub_norm attn_output "
+    "attn_output_a attn_output_b attn_output_norm post_attention_norm ffn_norm ffn_gate_inp exp_probs_b ffn_gate_exps "
+    "ffn_up_exps ffn_gate_up_exps ffn_down_exps ffn_gate_inp_shexp ffn_gate_shexp ffn_up_shexp ffn_down_shexp ffn_gate ffn_up "
+    "ffn_sub_norm ffn_down post_ffw_norm_1 pre_ffw_norm_2 post_ffw_norm_2 post_ffw_norm layer_output_norm layer_output_scale"
 ).split()
 _KNOWN = re.compile(  # further roles that a kind of layer, or a rule of this module, knows
-    r"token_embd(_norm)?|per_layer_\w+|position_embd|token_types|(output_)?hc_\w+|ple_\w+|ssm_\w+|shortconv\.\w+|indexer\.\w+"
+    r"token_embd(_norm)?|per_layer_\w+|position_embd|token_types|(output_)?hc_\w+|ple_\w+|(attn|indexer)_compressor_\w+|ssm_\w+|shortconv\.\w+|indexer\.\w+"
     r"|inp_gate|proj|post_norm|ffn_gate_tid2eid"
 )
 _PLACE = {role: place for place, role in enumerate(_ROLES)}

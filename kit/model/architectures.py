@@ -26,14 +26,18 @@ class Architecture:
     alone: bool = False  # a layer is a network where feed_forward_length says its size, and a mixer elsewhere
     grouped: bool = False  # of a delta net: value heads, and their two gates, follow one another by key head
     delta_sigmoids: bool = False  # of a delta net: what it gives is multiplied by sigmoids, not by silu
-    streams: bool = False  # the residual has several streams (hyper-connections), and no other norm is before a network
+    streams: str = ""  # the residual has several streams (hyper-connections): "low rank", or "balanced"
+    hashed: bool = False  # files say how many layers have a table of the experts of each token
+    limited: bool = False  # files may limit gates, and what they multiply
     output_gated: bool = False  # attention: attn_q has a query and a gate for each head
     value_norm: bool = False  # attention: values are normed by head, and without attn_v they are the keys
     per_layer: bool = False  # layers have further embeddings, and scale their output, if the file has the tensors (Gemma 4)
     beside: bool = False  # a mixture's layer has a dense network too
     last_norm: str = "output_norm"
     shared_gated: bool = False  # a mixture: what the expert of all tokens gives is multiplied by a sigmoid
-    gating: int = 1  # how shares come from a router's scores, if the file does not say: softmax (1) or sigmoid (2)
+    gating: int = (
+        1  # how shares come from a router's scores, if the file does not say: softmax (1), sigmoid (2), or sqrt(softplus) (4)
+    )
     normed: bool = True  # the shares of the chosen experts sum to 1; False: if the file says so
     gating_said: bool = False  # files may say ``gating``
     shares_said: bool = False  # files may say whether shares sum to 1, and a factor of them
@@ -119,8 +123,9 @@ ARCHITECTURES = {
         mixer="latent", recurrent="kimi delta", latent_gate="head", full_gates=True, gating=2, **_SAID
     ),
     "qwen4exp": replace(
-        _QWEN35, norms=("", "", "", ""), mixer="sparse attention", delta_sigmoids=True, streams=True
+        _QWEN35, norms=("", "", "", ""), mixer="sparse attention", delta_sigmoids=True, streams="low rank"
     ),
+    "deepseek4": Architecture(mixer="compressed", streams="balanced", hashed=True, limited=True, gating=4, **_MIXED),
     "deci": Architecture(skipping=True),
     "qwen2vl": Architecture("neox"),
     "paddleocr": Architecture("neox"),

@@ -46,7 +46,8 @@ class Config:
     @property
     def ropes(self) -> list[RopeConfig]:
         """The RoPEs of the layers, each once."""
-        ropes = (rope for layer in self.layers for rope in (layer.mixer.rope, layer.mixer.index_rope) if rope)
+        mixers = [layer.mixer for layer in self.layers]
+        ropes = (rope for mixer in mixers for rope in (mixer.rope, mixer.index_rope, mixer.back_rope) if rope)
         return list(dict.fromkeys(each for rope in ropes for each in (rope, rope.of_keys)))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -106,7 +107,7 @@ class Config:
             yield from ((f"blk.{number}.{name}", shape, needed) for name, shape, needed, read in layer.tensors() if read)
         if self.hyper:
             yield from (each[:3] for each in self.hyper.tensors("output_hc", inject=False))
-        elif self.family.layer_norm != "bare":
+        if not (self.hyper and self.hyper.normed) and self.family.layer_norm != "bare":
             yield f"{self.family.last_norm}.weight", (self.hidden_size,), True
         if self.family.layer_norm:
             yield "output_norm.bias", (self.hidden_size,), False

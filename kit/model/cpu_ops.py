@@ -9,10 +9,13 @@ from kit.cpu.attention import attend, fits
 from kit.cpu.choice import attend_chosen, choose
 from kit.cpu.norm import rms_norm
 from kit.cpu.operations import run
-from kit.gguf.names import layer_of
+from kit.gguf.keys import ROOTED, SIGMOID, SOFTMAX
+from kit.gguf.names import blocks_of, layer_of
 from kit.model.attention import ATTENTION, variant_for
-from kit.model.forward import Ops
+from kit.model.forward import Ops, matrices
+from kit.model.layers.mixture import of_tokens
 from kit.model.layers.ngrams import TABLE
+from kit.model.rows import attend_rows, blocks
 
 
 class CpuOps(Ops):
@@ -76,8 +79,8 @@ class CpuOps(Ops):
     def scale(self, x, factor):
         x *= factor
 
-    def clamp(self, x, limit):
-        x.clamp_(-limit, limit)
+    def clamp(self, x, limit, below=True):
+        x.clamp_(-limit if below else None, limit)
 
     def turn(self, x, rope):
         if not run(rope.layout or self.config.family.rope, x, self._tables[rope]):
@@ -111,6 +114,18 @@ class CpuOps(Ops):
         held[: len(left)] = left
         self.end("pool", start, layer=layer, nbytes=2 * held.nbytes)
 
+    def compress(self, layer, rows, scores, *, name):
+        mixer, start, cache, length = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer], self.cache.length
+        scores = scores + self.vector(f"blk.{layer}.{name}_ape.weight")[torch.arange(length, length + len(rows)) % mixer.every]
+        held = cache[f"{name}_rows"], cache[f"{name}_scores"]
+        made = blocks(rows, scores, held, length, mixer.every)
+        if len(made):
+            made = mixer.turned_first(self, self.rms_norm(made, f"blk.{layer}.{name}_norm.weight")[:, None])
+            first, turn = length // mixer.every, self.ropes[mixer.rope.of_keys]
+            turn.rotate(made, turn.cos_sin(first * mixer.every, len(made) * mixer.every)[:: mixer.every])
+            cache.write_rows(first, made, name.startswith("indexer"))
+        self.end("pool", start, layer=layer, nbytes=2 * sum(part.nbytes for part in held))
+
     def choose(self, layer, q, weights=None):
         mixer, start, cache = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer]
         positions = self.cache.length + len(q)
@@ -128,6 +143,11 @@ class CpuOps(Ops):
         mixer, start, cache = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer]
         sinks, positions = self.vector(f"blk.{layer}.attn_sinks.weight"), self.cache.length + len(q)
         last, chosen = (mixer.scale, mixer.window, mixer.cap, sinks), self.chosen if mixer.choice else None
+        if mixer.memory.every:
+            seen = mixer.memory.seen(positions)
+            mixed = attend_rows(q, k, cache, self.cache.length, mixer, chosen, sinks)
+            self.end("attention", start, layer=layer, nbytes=seen * cache.bytes_attended, outcome="blas")
+            return mixed.flatten(1)
         if k is not None:
             cache.write(self.cache.length, k, v)
         fused = self._attention == "fused" and fits(q.shape[2])  # reads it as it is stored
@@ -164,10 +184,9 @@ class CpuOps(Ops):
             each.append(ATTENTION[variant](q[token : token + 1].transpose(0, 1), keys[:, own], values[:, own], *last)[:, 0])
         return variant, torch.stack(each)
 
-    def by_head(self, name, x):
-        return torch.stack(
-            [self.linear(f"{name}[{head}]", self.input(part.contiguous())) for head, part in enumerate(x.unbind(1))], 1
-        )
+    def by_head(self, name, x, rows=False):
+        parts = zip(matrices(name, x.shape[1], rows), x.unbind(1), strict=True)
+        return torch.stack([self.linear(own, self.input(part.contiguous())) for own, part in parts], 1)
 
     def join(self, parts, size):
         return F.pad(torch.cat(tuple(parts), -1), (0, size - sum(part.shape[-1] for part in parts)))
@@ -203,13 +222,18 @@ class CpuOps(Ops):
 
     def route(self, name, x) -> tuple[torch.Tensor, torch.Tensor]:
         """(share, expert) of each token's best experts by the router ``name``, (tokens, experts in use) each."""
-        routing = self.config.layers[layer_of(name)].feed_forward.routing
+        network = self.config.layers[layer_of(name)].feed_forward
+        routing = network.routing
         bias = self.vector(name.replace("ffn_gate_inp.weight", routing.bias))
         scores = self.linear(name, x)
         if not scores.is_cpu:
             return best_experts(scores, routing, bias)
         share, chosen = (scores.new_empty(len(scores), routing.used, dtype=dtype) for dtype in (torch.float32, torch.int64))
-        self.do("route", F.pad(scores, (0, -scores.shape[1] % 16))[:, : scores.shape[1]], chosen, share, routing, bias)
+        if network.vocabulary:
+            file, table = self.weights.file, name.replace("ffn_gate_inp", "ffn_gate_tid2eid")
+            chosen = torch.from_numpy(of_tokens(blocks_of(file, table), self.tokens, network, file.path))
+        self.do("route", F.pad(scores, (0, -scores.shape[1] % 16))[:, : scores.shape[1]], chosen, share, routing, bias,
+                given=bool(network.vocabulary))  # fmt: skip
         return share, chosen
 
 
@@ -253,11 +277,14 @@ ACTIVATIONS = {
 UNGATED = {"silu": F.silu, "gelu": lambda x: F.gelu(x, approximate="tanh"), "squared_relu": lambda x: x.relu_().square_()}
 
 
+_GATING = {SOFTMAX: lambda x: x.softmax(-1), SIGMOID: torch.sigmoid, ROOTED: lambda x: F.softplus(x).sqrt()}
+
+
 def best_experts(scores, routing, bias=None):
     """(share, expert) of the best experts by scores (tokens, experts), (tokens, used) each. ``bias`` (experts,) counts for the
     choice alone; a group is as good as its two best experts together (DeepSeek-AI 2024, V3). Among equals the lowest number
     comes first, of experts and of groups. On the CPU kit.cpu.routing does this, in a prompt and in a recorded pass."""
-    share = scores.sigmoid() if routing.sigmoid else scores.softmax(-1)
+    share = _GATING[routing.gating](scores)
     rank = share if bias is None else share + bias
     if routing.groups > 1:
         groups = rank.unflatten(-1, (routing.groups, -1))

@@ -28,6 +28,7 @@ class Ops(ABC):
         "index_blocks",
         "ngram_rows",
         "choose",
+        "compress",
         "convolve",
         "delta_net",
         "kda",
@@ -66,11 +67,11 @@ class Ops(ABC):
         """x += residual_scale * y."""
         self.plus(x, y, self.config.residual_scale)
 
-    def rotate(self, layer: int, *heads: torch.Tensor, index: bool = False) -> None:
+    def rotate(self, layer: int, *heads: torch.Tensor, index: bool = False, back: bool = False) -> None:
         """RoPE of a layer that has it, in place: of queries and, if there are some, keys (tokens, heads, head_dim), or of those
-        of its index."""
+        of its index; or ``back``, of what attention gives."""
         start, mixer = self.begin(), self.config.layers[layer].mixer
-        rope = mixer.index_rope if index else mixer.rope
+        rope = mixer.index_rope if index else mixer.back_rope if back else mixer.rope
         for x, own in zip(heads, (rope, rope.of_keys), strict=False):
             self.turn(x, own)
         self.end("rope", start, layer=layer)
@@ -146,6 +147,27 @@ class Ops(ABC):
         """x (tokens, streams, n) += 2 sigmoid(logits / streams) y, y (tokens, n) and logits (tokens, streams)."""
         start = self.begin()
         self.do("spread", x, y, logits)
+        self.end("streams", start)
+
+    def share_streams(self, logits: torch.Tensor, name: str, turns: int, epsilon: float) -> torch.Tensor:
+        """Numbers of four streams by the scale and the base of ``name``, as kit.cpu.streams.shares_step, shaped as logits."""
+        start, out = self.begin(), self.new(*logits.shape)
+        scale, base = (self.vector(f"{name}_{part}.weight") for part in ("scale", "base"))
+        self.do("share streams", logits, scale, base, out, turns=turns, epsilon=epsilon)
+        self.end("streams", start)
+        return out
+
+    def weigh_streams(self, x: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """The sum of the streams of x (tokens, 4, n) by their shares: (tokens, n)."""
+        start, out = self.begin(), self.new(len(x), x.shape[2])
+        self.do("weigh streams", x, shares, out)
+        self.end("streams", start)
+        return out
+
+    def mix_balanced(self, x: torch.Tensor, y: torch.Tensor, shares: torch.Tensor) -> None:
+        """Mix the streams of x (tokens, 4, n) in place, and add y (tokens, n), by their shares."""
+        start = self.begin()
+        self.do("mix balanced", x, y, shares)
         self.end("streams", start)
 
     def gate_heads(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
@@ -226,8 +248,8 @@ class Ops(ABC):
         """x *= factor."""
 
     @abstractmethod
-    def clamp(self, x: torch.Tensor, limit: float) -> None:
-        """x limited to -limit to limit, in place."""
+    def clamp(self, x: torch.Tensor, limit: float, below: bool = True) -> None:
+        """x limited to -limit to limit, or from above alone, in place."""
 
     @abstractmethod
     def turn(self, x: torch.Tensor, rope: RopeConfig) -> None:
@@ -256,13 +278,20 @@ class Ops(ABC):
         ``indexer.k_norm``, with RoPE at the first position of a block."""
 
     @abstractmethod
+    def compress(self, layer: int, rows: torch.Tensor, scores: torch.Tensor, *, name: str) -> None:
+        """Remember one row for every so many positions of a layer, as kit.cpu.compress makes them of the tokens' rows and
+        scores, (tokens, n) each, normed and with RoPE at the first position. ``name``: of its tensors; those of the indexer
+        go to the index."""
+
+    @abstractmethod
     def choose(self, layer: int, q: torch.Tensor, weights: torch.Tensor | None = None) -> None:
         """Choose the positions to which ``attend`` of this layer, and of those after it without an index, attends: by the index
         of the layer, q (tokens, heads, elements) and weights (tokens, heads), or 1."""
 
     @abstractmethod
-    def by_head(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """``linear`` of each head with a matrix of its own, ``name[head]``: x (tokens, heads, in) -> (tokens, heads, out)."""
+    def by_head(self, name: str, x: torch.Tensor, rows: bool = False) -> torch.Tensor:
+        """``linear`` of each head with a matrix of its own, ``name[head]``: x (tokens, heads, in) -> (tokens, heads, out).
+        ``rows``: they are equal parts of the rows of one."""
 
     @abstractmethod
     def join(self, parts: Sequence[torch.Tensor], size: int) -> torch.Tensor:
@@ -285,6 +314,11 @@ class Ops(ABC):
     @abstractmethod
     def zeros(self, x: torch.Tensor) -> torch.Tensor:
         """Zeros of the shape of x."""
+
+
+def matrices(name: str, heads: int, rows: bool) -> list[str]:
+    """The names of the matrices of ``by_head``."""
+    return [f"{name}[{head}/{heads}]" if rows else f"{name}[{head}]" for head in range(heads)]
 
 
 def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:

@@ -11,12 +11,12 @@ from kit.gguf.names import layer_of
 from kit.model.architectures import ARCHITECTURES
 from kit.model.config import Config
 from kit.model.keys import MAX_LAYERS, ModelKeys
-from kit.model.layers import FEED_FORWARD, KINDS, MIXERS, Hyper, Layer, PerLayerInput
+from kit.model.layers import BALANCED, FEED_FORWARD, KINDS, MIXERS, Balanced, Hyper, Layer, PerLayerInput
 from kit.model.layers.rope import RopeConfig
 
 # Tensors that no token of text reads: of images and sounds, and of the prediction of further tokens.
 BY_TRANSFORMERS = {"bloom", "gpt2", "mamba", "t5", "t5encoder"}  # architectures that it maps and the kit has no pass for
-_OTHERS = re.compile(r"(v|a|mm|resampler)\.|blk\.\d+\.nextn\.|nextn\.")
+_OTHERS = re.compile(r"(v|a|mm|resampler)\.|blk\.\d+\.(nextn|exp_probs_b_vl)\.|nextn\.")
 
 
 def read_config(file) -> Config:
@@ -42,7 +42,7 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
             f"{file.path}: architecture {file.architecture!r} is not supported: {through}use kit explain, which works on any "
             f"file; kit itself runs {', '.join(ARCHITECTURES)}"
         )
-    facts = Facts(file, family)
+    facts = Facts(file, family, vocabulary)
     keys = facts.keys
     config = Config(
         architecture=file.architecture,
@@ -73,7 +73,8 @@ class Facts:
     these.
     """
 
-    def __init__(self, file, family):
+    def __init__(self, file, family, vocabulary: int = 0):
+        self.vocabulary = vocabulary
         self.file, self.keys, self.stored = file, (keys := ModelKeys(file)), getattr(file, "tensors", ())
         if family.qk_norm == "stored":
             family = replace(family, qk_norm="head" if "blk.0.attn_q_norm.weight" in self.stored else "")
@@ -126,6 +127,13 @@ class Facts:
         others = [n for n in range(layer) if self.numbers[n] < own and self.windows[n] == self.windows[layer]]
         return others[-1] if others and self.numbers[layer] >= own else None
 
+    def number_of(self, key: str, layer: int, default: float) -> float:
+        """A number of at least 0 that a file says for all layers or for each block."""
+        if not self.keys.is_list(key):
+            return self.keys.number(key, default)
+        blocks = self.keys.count("block_count", most=MAX_LAYERS)
+        return float(self.keys.numbers(key, length=blocks, least=0)[layer])
+
     def shape_of(self, layer: int, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """``shape``, or as the file has that tensor of the layer, if it differs by axes of one element alone."""
         info = self.stored[f"blk.{layer}.{name}"] if f"blk.{layer}.{name}" in self.stored else None
@@ -167,7 +175,12 @@ class Facts:
     def _hyper(self, layer):
         if not self.family.streams:
             return None
-        streams, rank = self.keys.count("hyper_connection.count", least=2), self.keys.count("hyper_connection.low_rank")
+        streams, keys = self.keys.count("hyper_connection.count", least=2), self.keys
+        if self.family.streams == "balanced":
+            keys.same("hyper_connection.count", BALANCED, "as in every such model")
+            turns = keys.count("hyper_connection.sinkhorn_iterations")
+            return Balanced(self.hidden_size, turns, keys.number("hyper_connection.epsilon"))
+        rank = keys.count("hyper_connection.low_rank")
         shape = getattr(self.stored[name], "shape", ()) if (name := f"blk.{layer}.hc_attn_norm.weight") in self.stored else ()
         return Hyper(self.hidden_size, streams, rank, len(shape) == 1)
 

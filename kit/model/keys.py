@@ -15,6 +15,7 @@ CHANGES_NOTHING = {
     "pooling_type": "says how embeddings are made from all positions",
     "classifier.output_labels": "names the outputs of a classifier, which has tensors of its own",
     "decoder_start_token_id": "begins a text, and is the tokenizer's",
+    "embedding_length_out": "says how wide the residual is, and other keys do, too",
     "n_deepstack_layers": "is for images",
     r"(vision|audio|mm|image|projector)\..+": "is for images and sounds, which have tensors of their own",
     "use_parallel_residual": "the tensors say it: without ffn_norm, attention and feed-forward layer take one input",

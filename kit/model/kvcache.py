@@ -11,7 +11,7 @@ import torch
 from kit.cpu.history import History
 from kit.cpu.operations import run
 from kit.errors import ModelError, known
-from kit.model.layers.kind import KV_TYPES
+from kit.model.layers.kind import KV_TYPES, Ring
 from kit.system import reserve
 from kit.units import format_bytes
 
@@ -50,7 +50,10 @@ class SequenceCache(Positions):
     def __init__(self, states: Sequence, context: int, dtype: str):
         self.states, self._own = list(states), list(dict.fromkeys(states))
         super().__init__(
-            context, dtype, sum(state.bytes_per_position for state in self._own), sum(state.fixed_bytes for state in self._own)
+            context,
+            dtype,
+            math.ceil(sum(state.bytes_per_position for state in self._own)),
+            sum(state.fixed_bytes for state in self._own),
         )
 
     @property
@@ -201,11 +204,71 @@ class KVCacheAndState(FixedState, KVCache):
         FixedState.take(self, other, length)
 
 
-def state_of(mixer, context: int, dtype: str) -> KVCache | FixedState:
+class CompressedCache(FixedState):
+    """Keys, which are also values, of one layer that attends to ``rows``: those of the last positions in a ring, then one row
+    for every so many positions; and numbers that every token writes. ``index``: elements of a key of each row."""
+
+    def __init__(self, rows: Ring, size: int, context: int, dtype: str, index: int = 0, **shapes):
+        super().__init__(**shapes)
+        each, count = known("KV cache type", dtype, KV_TYPES, ModelError), context // rows.every + 1
+        if wrong := next((n for n in (size, index) if dtype == "q8_0" and n % _QK8_0), 0):
+            raise ModelError(f"KV cache type 'q8_0' needs heads of a multiple of {_QK8_0} elements, not {wrong}")
+        self.rows, self.bytes_attended, self.bytes_indexed = rows, int(size * each), int(index * each)
+        self.bytes_per_position = (self.bytes_attended + self.bytes_indexed) / rows.every
+        self.fixed_bytes += rows.window * self.bytes_attended
+        self._store = _Store(1, rows.window + count, size, dtype)
+        self.index = _Store(1, count, index, dtype) if index else None
+        self._ring = self._store.data[:, : rows.window]
+
+    def write(self, position: int, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Hold k (tokens, 1, size) at ``position`` and after, the last of them in the ring: (tokens, size), as stored."""
+        own, last = _Store(1, len(k), self._store.head_dim, self._store.kind), min(len(k), self.rows.window)
+        own.write(0, k)
+        slots = [self.rows.slot(position + token) for token in range(len(k) - last, len(k))]
+        self._ring[:, slots] = own.data[:, len(k) - last :]
+        return own.read(len(k))[0]
+
+    def write_rows(self, first: int, rows: torch.Tensor, index: bool = False) -> None:
+        """Hold rows (n, 1, size), the first of which has that number, or their keys in the index."""
+        store, at = (self.index, first) if index else (self._store, self.rows.window + first)
+        store.write(at, rows)
+
+    def read_ring(self, positions: Sequence[int]) -> torch.Tensor:
+        """The keys of some of the last positions, (n, size) float32."""
+        return self._store.read(self.rows.window)[0][[self.rows.slot(position) for position in positions]]
+
+    def read_rows(self, count: int) -> torch.Tensor:
+        """The first rows, (count, size) float32."""
+        return self._store.read(self.rows.window + count)[0][self.rows.window :]
+
+    def histories(self) -> tuple[History, History]:
+        """Of all, and of the rows after the ring, for kernels."""
+        return self._store.history, History.of(self._store.data[:, self.rows.window :], self._store.kind)
+
+    def copied(self) -> list[torch.Tensor]:
+        return [*super().copied(), self._ring.clone()]
+
+    def restore(self, copied: list[torch.Tensor]) -> None:
+        *parts, ring = copied
+        super().restore(parts)
+        self._ring.copy_(ring)
+
+    def take(self, other: "CompressedCache", length: int) -> None:
+        """Hold the first ``length`` positions, which are all, of another layer's."""
+        self.restore(other.copied())
+        count = length // self.rows.every
+        self._store.data[:, self.rows.window :][:, :count] = other._store.data[:, self.rows.window :][:, :count]
+        if self.index:
+            self.index.data[:, :count] = other.index.data[:, :count]
+
+
+def state_of(mixer, context: int, dtype: str) -> KVCache | FixedState | CompressedCache:
     """Where a layer with this mixer remembers an empty sequence; a fixed state is float32 for any ``dtype``."""
     shapes = getattr(mixer, "shapes", {})
     if not mixer.memory.position:
         return FixedState(**shapes)
+    if mixer.memory.every:
+        return CompressedCache(mixer.rows, mixer.size, context, dtype, mixer.index_size, **shapes)
     index = mixer.index_size, mixer.choice.each if mixer.choice else 1
     sizes = mixer.kv_heads, mixer.head_dim, context, dtype, getattr(mixer, "absorbed", False), index
     return KVCacheAndState(*sizes, **shapes) if shapes else KVCache(*sizes)

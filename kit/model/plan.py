@@ -9,7 +9,8 @@ from kit.cpu.linear import Activations
 from kit.cpu.operations import Recording
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import blocks_of, find_tensor, layer_of
-from kit.model.forward import Ops, forward, scaled
+from kit.model.forward import Ops, forward, matrices, scaled
+from kit.model.layers.mixture import of_tokens
 from kit.model.layers.ngrams import TABLE
 from kit.model.parts import Parts, RecordedMixture
 from kit.trace import Span
@@ -48,6 +49,7 @@ class Plan(Ops):
         self._chosen = np.zeros((len(self.config.layers), self.tokens * self.config.experts_used), np.int64)
         self._vectors, self._biases = {}, {}  # by name; where an expert's begins -> (place, memory and bytes of expert 0)
         self._ngrams: list = []  # of a layer with a table of n-grams: (its numbers, last tokens, steps, blocks)
+        self._hashed: list = []  # of a layer with a table of experts: (its number, network, blocks)
         self._embedded: dict = {}  # step -> the blocks of which it takes a token's row
         self._mixtures, self._uses = [], []  # what kit.model.parts needs to know of each layer's experts
         self._logits = forward(self, self.config, slice(None))
@@ -67,6 +69,8 @@ class Plan(Ops):
             for step, row in zip(steps, ngrams.chosen([token], before)[0].tolist(), strict=True):
                 self.program.set([step], blocks=blocks[row])
             state.copy_(torch.tensor([*before[1:], int(token)], dtype=torch.float32, device="cpu") + 1)
+        for layer, network, blocks in self._hashed:
+            self._chosen[layer] = of_tokens(blocks, [token], network, self.weights.file.path)[0]
         self.program.move_to(position)
         self._parts_of.run(self.weights.experts) if self._parts_of else self.program.run()
         self._trace(position)
@@ -170,7 +174,11 @@ class Plan(Ops):
         return y
 
     def experts(self, router, stacks, input, scored=None):
-        routing, scores = self.config.layers[layer_of(router)].feed_forward.routing, self.linear(router, scored or input)
+        network = self.config.layers[layer_of(router)].feed_forward
+        routing, scores = network.routing, self.linear(router, scored or input)
+        if network.vocabulary:
+            table = self.weights.blocks(router.replace("ffn_gate_inp", "ffn_gate_tid2eid"))
+            self._hashed.append((layer_of(router), network, table))
         products = []
         for stack in stacks[:-1]:  # experts share the records of their input, and may run in another order
             blocks, qtype = blocks_of(self.weights.file, f"{stack}[0]"), self.weights.info(stack).qtype
@@ -180,7 +188,8 @@ class Plan(Ops):
             self.vector(router.replace("ffn_gate_inp.weight", name)) for name in (routing.bias, "ffn_down_exps.scale")
         )
         chosen, shares = self._chosen[layer_of(router)], self.new(routing.used)
-        self._sets = self._choices[self.do("route", scores, chosen, shares, routing, bias, scales)] = []
+        step = self.do("route", scores, chosen, shares, routing, bias, scales, given=bool(network.vocabulary))
+        self._sets = self._choices[step] = []
         self._uses = []
         for place in range(routing.used):
             first = len(self.program.steps)
@@ -194,8 +203,8 @@ class Plan(Ops):
     def scale(self, x, factor):
         self.do("scale", x, factor=factor)
 
-    def clamp(self, x, limit):
-        self.do("clamp", x, factor=limit)
+    def clamp(self, x, limit, below=True):
+        self.do("clamp" if below else "ceiling", x, factor=limit)
 
     def turn(self, x, rope):
         self.program.rotate(rope.layout or self.config.family.rope, x, self.ropes[rope])
@@ -221,21 +230,38 @@ class Plan(Ops):
         self.program.rotate(rope.layout or self.config.family.rope, mean, self.ropes[rope], each)
         self.program.append(mean, cache.index.history, each)
 
+    def compress(self, layer, rows, scores, *, name):
+        mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
+        held, index = (cache[f"{name}_rows"], cache[f"{name}_scores"]), name.startswith("indexer")
+        made = self.new(1, mixer.index_size if index else mixer.size)
+        self.program.compress(rows, scores, self.vector(f"blk.{layer}.{name}_ape.weight"), held, made)
+        self.end("pool", first, layer=layer, nbytes=2 * sum(part.nbytes for part in held))
+        made = mixer.turned_first(self, self.rms_norm(made, f"blk.{layer}.{name}_norm.weight")[:, None])
+        self.program.rotate(mixer.rope.layout or self.config.family.rope, made, self.ropes[mixer.rope.of_keys], mixer.every)
+        self.program.append(made, cache.index.history if index else cache.histories()[1], mixer.every)
+
     def choose(self, layer, q, weights=None):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
         self.program.score(q, cache.index.history, mixer.choice, weights)
         self.end("index", first, layer=layer, nbytes=cache.bytes_indexed)
         first = self.begin()
-        self.program.choose(mixer.choice)
+        (self.program.choose_rows if mixer.memory.every else self.program.choose)(mixer.choice)
         self.end("choice", first, layer=layer)
 
     def attend(self, layer, q, k=None, v=None):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
         histories, mixed = cache.histories(), self.new(1, q.shape[1] * q.shape[2])
+        sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
+        if mixer.memory.every:
+            ring, rows = histories
+            self.program.write_ring(k, ring, mixer.rows)
+            own = self.program.gather_rows(ring, rows, mixer.size, mixer.choice, mixer.window) if mixer.choice else ring
+            self.program.attend(q, own, own, 1, mixed, mixer.scale, mixer.rows, mixer.cap, sinks)
+            self.end("attention", first, layer=layer, nbytes=cache.bytes_attended, outcome="fused")
+            return mixed
         written = {} if k is None else dict(zip(histories, (k, v), strict=True))  # of a latent both are one
         for history, new in written.items():
             self.program.append(new, history)
-        sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
         if mixer.choice:
             histories = self.program.gather(histories, mixer.kv_heads, q.shape[2], mixer.choice)
         limit = mixer.choice or mixer.window
@@ -243,8 +269,8 @@ class Plan(Ops):
         self.end("attention", first, layer=layer, nbytes=cache.bytes_attended, outcome="fused")
         return mixed
 
-    def by_head(self, name, x):
-        heads, start = [f"{name}[{head}]" for head in range(x.shape[1])], self.begin()
+    def by_head(self, name, x, rows=False):
+        heads, start = matrices(name, x.shape[1], rows), self.begin()
         blocks, qtype = [self.weights.blocks(head) for head in heads], self.weights.info(name).qtype
         y = self.new(1, len(heads), len(blocks[0]))
         each = zip(map(self.input, x.unbind(1)), blocks, y.unbind(1), strict=True)

@@ -41,12 +41,12 @@ class Rope:
         still = torch.zeros(rope.still // 2, dtype=torch.float64, device="cpu")
         self._frequencies = torch.cat([turning, still])
         self._scales = torch.cat([torch.full_like(turning, scale), still + 1])
-        self._growth, self._every = rope.growth, rope.every or rope.original_context
+        self._growth, self._every, self._sign = rope.growth, rope.every or rope.original_context, -1 if rope.back else 1
 
     def cos_sin(self, start: int, count: int) -> torch.Tensor:
         """scale * exp(i angle) of queries at ``count`` positions from ``start``: (count, 1, pairs) complex64."""
         positions = torch.arange(start, start + count, dtype=torch.float64, device="cpu")
-        angles = torch.outer(positions, self._frequencies)
+        angles = torch.outer(self._sign * positions, self._frequencies)
         grown = 1 + self._growth * torch.log1p(positions // self._every)
         return torch.polar(torch.outer(grown, self._scales), angles).to(torch.complex64)[:, None]
 

@@ -11,7 +11,7 @@ import torch
 from kit.cpu.linear import Activations
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import blocks_of, find_tensor, layer_of
-from kit.model.forward import scaled
+from kit.model.forward import matrices, scaled
 from kit.model.plan import Plan, obstacle
 from kit.products import PRODUCTS
 
@@ -132,6 +132,9 @@ class PlanOfSeveral(Plan):
 
     index = index_blocks = choose
 
+    def compress(self, layer, rows, scores, *, name):
+        raise NotRecorded("rows of several positions are those of one token")
+
     def attend(self, layer, q, k=None, v=None):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
         if mixer.choice:
@@ -147,12 +150,12 @@ class PlanOfSeveral(Plan):
         self.end("attention", first, layer=layer, nbytes=cache.bytes_attended, outcome="fused")
         return mixed
 
-    def by_head(self, name, x):
+    def by_head(self, name, x, rows=False):
         y = []
         if self.vector(name.replace("weight", "bias")) is not None:
             raise NotRecorded("a bias of heads")
-        for head, part in enumerate(x.unbind(1)):
-            y.append(self.linear(f"{name}[{head}]", self.input(part)))
+        for own, part in zip(matrices(name, x.shape[1], rows), x.unbind(1), strict=True):
+            y.append(self.linear(own, self.input(part)))
         out = self.new(self.tokens, len(y), y[0].shape[1])
         for head, part in enumerate(y):
             self.program.place(part, out[:, head])

@@ -75,7 +75,10 @@ class WeightSource(Protocol):
     def shape(self, name: str) -> tuple[int, ...]:
         """(out, in) of a matrix, (n,) of a vector."""
         stack, expert = find_tensor(self.file, name)
-        return self.file.tensors[stack].shape[expert is not None :]
+        shape = self.file.tensors[stack].shape
+        if isinstance(expert, slice):
+            return expert.stop - expert.start, *shape[1:]
+        return shape[expert is not None :]
 
 
 def opened(file: GGUFFile | str | os.PathLike) -> GGUFFile:

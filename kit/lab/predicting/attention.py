@@ -46,6 +46,8 @@ class DecodeStep:
         for layer, kinds in enumerate(c.layers):
             if kinds.mixer.memory.position:
                 self.cache.write(layer, *drawn(2, positions, kinds.mixer.kv_heads, kinds.mixer.head_dim))
+            if every := kinds.mixer.memory.every:
+                self.cache.states[layer].write_rows(0, drawn(positions // every, 1, kinds.mixer.head_dim))
             if units := kinds.mixer.index_size and kinds.mixer.choice.units(positions):
                 self.cache.states[layer].index.write(0, drawn(units, 1, kinds.mixer.index_size))
         self.cache.advance(positions)

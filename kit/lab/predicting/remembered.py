@@ -10,8 +10,8 @@ _QK8_0 = 32
 
 def kind_of(mixer) -> str:
     """The kind of a layer in words: "attention", "attention, window 512", "delta net"."""
-    window = mixer.memory.window
-    return mixer.named + f", window {window}" * bool(window)
+    window, every = mixer.memory.window, mixer.memory.every
+    return mixer.named + f", window {window}" * bool(window) + f", a row for {every}" * bool(every)
 
 
 def by_kind(config: Config) -> dict[str, list[Memory]]:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 from kit.model.layers.attention import Attention
 from kit.model.layers.attention_and_mamba2 import AttentionAndMamba2
 from kit.model.layers.both import DenseAndMixture
+from kit.model.layers.compressed import Compressed
 from kit.model.layers.delta_net import DeltaNet
 from kit.model.layers.dense import Dense
-from kit.model.layers.hyper import Hyper
+from kit.model.layers.hyper import BALANCED, Balanced, Hyper
 from kit.model.layers.kda import Kda
 from kit.model.layers.kind import LayerKind, Memory, Tensor
 from kit.model.layers.latent import Latent
@@ -21,10 +22,23 @@ from kit.model.layers.short_conv import ShortConv
 from kit.model.layers.sparse_attention import SparseAttention
 from kit.model.layers.sparse_latent import SparseLatent
 
-__all__ = ["FEED_FORWARD", "KINDS", "MIXERS", "DeltaNet", "Hyper", "Layer", "Mamba2", "Memory", "PerLayerInput"]
+__all__ = [
+    "BALANCED",
+    "FEED_FORWARD",
+    "KINDS",
+    "MIXERS",
+    "Balanced",
+    "DeltaNet",
+    "Hyper",
+    "Layer",
+    "Mamba2",
+    "Memory",
+    "PerLayerInput",
+]
 
 MIXERS = {kind.named: kind for kind in (
     Attention, Latent, DeltaNet, Mamba2, ShortConv, AttentionAndMamba2, OneMatrix, SparseLatent, SparseAttention, Kda,
+    Compressed,
     Nothing,
 )}  # fmt: skip
 FEED_FORWARD = {kind.named: kind for kind in (Dense, Mixture, DenseAndMixture, Nothing)}
@@ -47,7 +61,7 @@ class Layer(NamedTuple):
     bare: bool = False  # norms have no weights
     per_layer: PerLayerInput | None = None
     parallel: bool = False  # both networks take x as it was before the layer, each by its own norm
-    hyper: Hyper | None = None  # the residual has several streams, which have norms of their own
+    hyper: Hyper | Balanced | None = None  # the residual has several streams
     scaled: bool = False  # in the end x is multiplied by layer_output_scale, if the file has it
 
     def tensors(self) -> Iterator[Tensor]:
@@ -107,10 +121,10 @@ class Layer(NamedTuple):
         """The same for x (tokens, streams * hidden_size)."""
         if ngrams := getattr(self.mixer, "ngrams", None):
             ngrams.run(ops, layer, x)
-        for network, name in ((self.mixer, "hc_attn"), (self.feed_forward, "hc_ffn")):
+        for network, name, norm in ((self.mixer, "hc_attn", self.norms[0]), (self.feed_forward, "hc_ffn", self.norms[2])):
             input, inject = self.hyper.before(ops, x, f"blk.{layer}.{name}")
             y = ops.zeros(input)
-            network.run(ops, layer, y, ops.input(input), "")
+            network.run(ops, layer, y, ops.norm(input, norm and f"blk.{layer}.{_weight(norm)}"), "")
             self.hyper.after(ops, x, y, inject)
 
 

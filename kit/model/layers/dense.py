@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from kit.model.layers.kind import LayerKind, Tensor, matrix
 
+_NONE = 1e-6  # a limit up to this is none
+
 
 @dataclass(frozen=True)
 class Dense(LayerKind):
@@ -16,6 +18,7 @@ class Dense(LayerKind):
     gated: bool = True
     fused: str = ""  # "up": ffn_up is the rows of gate and up; "gate_up": that is its name
     suffix: str = ""
+    limit: float = 0.0  # gates are at most that, and what they multiply is within -limit to limit; 0: none
 
     named, on_device = "dense", True
 
@@ -57,4 +60,17 @@ def hidden(kind, ops, name: str, input):
         return ops.activate(kind.activation, ops.linear(name.format("up"), input))
     if kind.fused:
         return ops.activate(kind.activation, *ops.linear(name.format(kind.fused), input).chunk(2, 1))
-    return ops.activate(kind.activation, *(ops.linear(name.format(part), input) for part in ("gate", "up")))
+    gate, up = (ops.linear(name.format(part), input) for part in ("gate", "up"))
+    if kind.limit:
+        ops.clamp(gate, kind.limit, below=False)
+        ops.clamp(up, kind.limit)
+    return ops.activate(kind.activation, gate, up)
+
+
+def limits(facts, layer: int) -> tuple[float, float]:
+    """``limit`` of routed experts, and of the shared one, for which that of the others counts where a file has none."""
+    if not facts.family.limited:
+        return 0.0, 0.0
+    routed = facts.number_of("swiglu_clamp_exp", layer, 0.0)
+    both = routed, facts.number_of("swiglu_clamp_shexp", layer, routed)
+    return tuple(limit if limit > _NONE else 0.0 for limit in both)

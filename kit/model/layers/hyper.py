@@ -1,9 +1,18 @@
-"""A residual of several streams (hyper-connections, Zhu et al. 2024), in the form of low rank that Qwen 4's trial has."""
+"""A residual of several streams (hyper-connections, Zhu et al. 2024): in the form of low rank that Qwen 4's trial has, and with
+a balanced mixture of the streams (DeepSeek-AI 2026, V4: mHC)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kit.model.layers.kind import Tensor
+
+BALANCED = 4  # streams of the balanced form
+
+
+def begin(ops, x, streams: int):
+    """All streams begin as the embedding."""
+    return ops.join((x[:, None],) * streams, streams * x.shape[1]).flatten(1)
 
 
 @dataclass(frozen=True)
@@ -19,6 +28,8 @@ class Hyper:
     rank: int
     flat: bool = False  # norms are stored as one axis
 
+    normed: ClassVar[bool] = True  # no norm is before the output
+
     def tensors(self, name: str, inject: bool = True) -> Iterator[Tensor]:
         """Those of one network: ``name`` is "hc_attn", "hc_ffn", or "output_hc", which has no ``inject``."""
         whole = self.streams * self.hidden_size
@@ -32,8 +43,7 @@ class Hyper:
         yield from (self.hidden_size, self.rank)
 
     def begin(self, ops, x):
-        """All streams begin as the embedding."""
-        return ops.join((x[:, None],) * self.streams, self.streams * self.hidden_size).flatten(1)
+        return begin(ops, x, self.streams)
 
     def before(self, ops, x, name: str):
         """(input of a network (tokens, hidden_size), logits by which its result is added, or None where there is no inject)."""
@@ -57,3 +67,44 @@ class Hyper:
     def end(self, ops, x):
         """What the output is a product of."""
         return ops.input(self.before(ops, x, "output_hc")[0])
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """The same with three numbers of each stream, products of all streams normed as one, as kit.cpu.streams.shares has them: a
+    network's input is the sum of the streams times the first, and what it gives is added to each stream times the second, after
+    the streams were mixed by the third: a matrix whose rows and columns sum to 1, by ``turns`` divisions."""
+
+    hidden_size: int
+    turns: int
+    epsilon: float
+
+    normed: ClassVar[bool] = False
+    streams: ClassVar[int] = BALANCED
+
+    def tensors(self, name: str, inject: bool = True) -> Iterator[Tensor]:
+        """As those of Hyper."""
+        count = BALANCED * (2 + BALANCED) if inject else BALANCED
+        yield Tensor(f"{name}_fn.weight", (count, BALANCED * self.hidden_size))
+        yield Tensor(f"{name}_base.weight", (count,))
+        yield Tensor(f"{name}_scale.weight", (3 if inject else 1,))
+
+    def widths(self) -> Iterator[int]:
+        yield self.hidden_size
+
+    def begin(self, ops, x):
+        return begin(ops, x, BALANCED)
+
+    def before(self, ops, x, name: str):
+        """(input of a network (tokens, hidden_size), the numbers of the streams)."""
+        logits = ops.linear(f"{name}_fn.weight", ops.input(ops.rms_norm(x, "")))
+        shares = ops.share_streams(logits, name, self.turns, self.epsilon)
+        return ops.weigh_streams(x.unflatten(1, (BALANCED, self.hidden_size)), shares), shares
+
+    def after(self, ops, x, y, shares) -> None:
+        """Mix the streams of x, and add what a network gave, y (tokens, hidden_size)."""
+        ops.mix_balanced(x.unflatten(1, (BALANCED, self.hidden_size)), y, shares)
+
+    def end(self, ops, x):
+        """What the output is a product of."""
+        return ops.norm(self.before(ops, x, "output_hc")[0], "output_norm.weight")

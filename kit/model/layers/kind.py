@@ -56,11 +56,33 @@ def heads_said(kind) -> str:
     return f"{kind.heads} ({kind.kv_heads} of keys and values)"
 
 
+class Ring(NamedTuple):
+    """A query attends to the last ``window`` positions, which lie in a ring of as many rows, the newest first, and to the rows
+    after it, one for ``every`` positions: to all complete ones, or the best ``top`` (0: all)."""
+
+    window: int
+    every: int
+    top: int = 0
+
+    def slot(self, position: int) -> int:
+        """Where the ring has a position."""
+        return self.window - 1 - position % self.window
+
+    def units(self, positions: int) -> int:
+        """How many rows the last of so many positions attends to."""
+        return min(positions // self.every, self.top or positions)
+
+    def span(self, positions: int) -> tuple[int, int]:
+        """(first row, stop) of what it attends to, if the chosen rows follow the ring."""
+        return max(0, self.window - positions), self.window + self.units(positions)
+
+
 class Memory(NamedTuple):
     """What a layer remembers of a sequence, in numbers: some for each position (``position``), which are written once, read by
     every token within the ``window`` (0: all), and can be cut; and ``fixed`` float32 that every token reads and writes. What is
     ``shared`` another layer holds and writes. With a ``choice`` a token reads the positions that it chooses, and to choose it
-    reads the ``index``, so many numbers of each unit; 0: another layer has chosen."""
+    reads the ``index``, so many numbers of each unit; 0: another layer has chosen. With ``every`` only the window is held, and
+    as many numbers as of a position for every so many positions: what a token chooses from, or reads all of."""
 
     position: int = 0
     window: int = 0
@@ -68,9 +90,14 @@ class Memory(NamedTuple):
     shared: bool = False
     index: int = 0
     choice: Choice | None = None
+    every: int = 0
 
     def seen(self, positions: int) -> int:
-        """How many of so many positions a token attends to, its own included."""
+        """How many of so many positions a token attends to, its own included, and rows of several."""
+        if self.every:
+            return min(positions, self.window) + Ring(self.window, self.every, self.choice.top if self.choice else 0).units(
+                positions
+            )
         return self.choice.count(positions) if self.choice else min(positions, self.window or positions)
 
     def indexed(self, positions: int) -> int:
@@ -79,7 +106,8 @@ class Memory(NamedTuple):
 
     def held(self, positions: int, width: float = 4) -> int:
         """Bytes after so many positions, ``width`` bytes for a number of a position."""
-        return 0 if self.shared else int((self.position * positions + self.indexed(positions)) * width) + 4 * self.fixed
+        rows = min(positions, self.window) + positions // self.every if self.every else positions
+        return 0 if self.shared else int((self.position * rows + self.indexed(positions)) * width) + 4 * self.fixed
 
     def read(self, positions: int, width: float = 4) -> int:
         """Bytes that a token reads which attends to so many positions, its own included."""
@@ -108,6 +136,7 @@ class LayerKind:
     choice: ClassVar[Choice | None] = None  # of the positions to which a query attends; None: to all, or a window
     index_rope: ClassVar[RopeConfig | None] = None  # of its queries and keys
     index_size: ClassVar[int] = 0  # numbers of a unit's key, of a layer that chooses
+    back_rope: ClassVar[RopeConfig | None] = None  # of what attention gives
 
 
 ATTENDING = (  # keys that only kinds which attend read

@@ -4,7 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kit.model.layers.dense import Dense, hidden, parts, shape_of, stacks
+import numpy as np
+
+from kit.errors import ModelError
+from kit.gguf.keys import SOFTMAX
+from kit.model.layers.dense import Dense, hidden, limits, parts, shape_of, stacks
 from kit.model.layers.kind import LayerKind, Tensor, matrix, vector
 
 
@@ -12,7 +16,7 @@ class Routing(NamedTuple):
     """How a token's experts are chosen from a router's scores."""
 
     used: int
-    sigmoid: bool  # an expert's share is the sigmoid of its score; else a softmax over all scores
+    gating: int  # an expert's share: SOFTMAX over all scores, SIGMOID or ROOTED (kit.gguf.keys) of its own
     normed: bool  # the shares of the chosen are divided by their sum
     scale: float
     groups: int  # experts are chosen from the ``groups_used`` best groups alone; 1: from all
@@ -33,8 +37,13 @@ class Mixture(LayerKind):
     activation: str = "silu"
     gated: bool = True
     fused: str = ""
+    limit: float = 0.0  # of experts, as Dense has it
+    vocabulary: int = 0  # a table has the experts of each of so many tokens; 0: the router chooses
 
-    named, metadata = "mixture", ("expert.*|leading_dense_block_count|interleave_moe_layer_step",)
+    named, metadata = (
+        "mixture",
+        ("(expert|swiglu_clamp).*|hash_layer_count|leading_dense_block_count|interleave_moe_layer_step",),
+    )
     floats, on_device = ("ffn_gate_inp.weight",), True
 
     @classmethod
@@ -45,25 +54,28 @@ class Mixture(LayerKind):
         shared = shared or each
         if family.shared_gated:  # which these families always have: llama.cpp takes the dense size where the file says none
             shared = shared or facts.dense_size[layer]
-        sigmoid, normed, scale = _shares(facts)
+        gating, normed, scale = _shares(facts)
         routing = Routing(
             used=keys.count("expert_used_count"),
-            sigmoid=sigmoid,
+            gating=gating,
             normed=normed,
             scale=scale,
             groups=keys.count("expert_group_count", 0) or 1,
             groups_used=keys.count("expert_group_used_count", 0) or 1,
             bias="exp_probs_b" if f"blk.{layer}.exp_probs_b" in facts.stored else Routing._field_defaults["bias"],
         )
-        gated = bool(shared) and family.shared_gated
-        shared = Dense(facts.hidden_size, shared, **shape, suffix="_shexp") if shared else None
+        gated, (limit, of_shared) = bool(shared) and family.shared_gated, limits(facts, layer)
+        shared = Dense(facts.hidden_size, shared, **shape, suffix="_shexp", limit=of_shared) if shared else None
         if f"blk.{layer}.ffn_gate_up_exps.weight" in facts.stored:
             shape["fused"] = "gate_up"
-        return cls(facts.hidden_size, facts.experts, size or facts.dense_size[layer], routing, shared, gated, **shape)
+        return cls(facts.hidden_size, facts.experts, size or facts.dense_size[layer], routing, shared, gated, **shape,
+                   limit=limit, vocabulary=facts.vocabulary if hashed(facts, layer) else 0)  # fmt: skip
 
     def tensors(self) -> Iterator[Tensor]:
         yield from matrix("ffn_gate_inp", self.experts, self.hidden_size)
         yield Tensor(self.routing.bias, (self.experts,), required=False)
+        if self.vocabulary:
+            yield Tensor("ffn_gate_tid2eid.weight", (self.vocabulary, self.routing.used))
         yield from stacks(self, "_exps", self.size, self.experts)
         if self.shared:
             yield from self.shared.tensors()
@@ -93,8 +105,21 @@ class Mixture(LayerKind):
         return out
 
 
-def _shares(facts) -> tuple[bool, bool, float]:
-    """(sigmoid, normed, scale) of Routing: by the file where files of the family say it, else by the family. A key that then
+def hashed(facts, layer: int) -> bool:
+    """Whether a table chooses the experts of a layer."""
+    return facts.family.hashed and facts.numbers[layer] < facts.keys.count("hash_layer_count")
+
+
+def of_tokens(blocks, tokens, kind: Mixture, path) -> np.ndarray:
+    """The experts of tokens by the table of a layer, (tokens, used) int64, rising. ModelError for a wrong one."""
+    chosen = np.sort(blocks[np.asarray(tokens)].view("<i4").astype(np.int64), 1)
+    if chosen.min() < 0 or chosen.max() >= kind.experts or (np.diff(chosen) == 0).any():
+        raise ModelError(f"{path}: a table of experts by token has {chosen.tolist()[0]}: {kind.experts} are there, each once")
+    return chosen
+
+
+def _shares(facts) -> tuple[int, bool, float]:
+    """(gating, normed, scale) of Routing: by the file where files of the family say it, else by the family. A key that then
     says otherwise is an error, because llama.cpp does not read it. 3, softmax over the chosen, is softmax and ``normed``."""
     family, keys = facts.family, facts.keys
     if not family.gating_said:
@@ -103,5 +128,9 @@ def _shares(facts) -> tuple[bool, bool, float]:
     if not family.shares_said:
         keys.same("expert_weights_norm", family.normed, "as in every such model")
         keys.same("expert_weights_scale", 1.0, "as in every such model", or_else=(0,))
-    gating = keys.count("expert_gating_func", 0, most=2 if family.gating_said else 3) or family.gating
-    return gating == 2, keys.flag("expert_weights_norm", False) or family.normed, keys.number("expert_weights_scale", 0) or 1.0
+    gating = keys.count("expert_gating_func", 0, most=2 if family.gating_said else max(3, family.gating)) or family.gating
+    return (
+        SOFTMAX if gating == 3 else gating,
+        keys.flag("expert_weights_norm", False) or family.normed,
+        keys.number("expert_weights_scale", 0) or 1.0,
+    )

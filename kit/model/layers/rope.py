@@ -27,6 +27,7 @@ class RopeConfig:
     every: int = 0  # 0: the original context
     layout: str = ""  # of the pairs; "": the family's
     still: int = 0  # elements after the rotated ones that are scaled so, too
+    back: bool = False  # by -p
 
     @property
     def grown(self) -> float:
