@@ -25,8 +25,8 @@ from benchmarks._files import cached_model, fetch
 from benchmarks._turns import LEAST, Side, serve
 from kit.errors import KitError, ModelError
 from kit.gguf.trained import TRAINED
-from kit.lab.engines.compared import OURS
 from kit.lab.engines.llama_cpp import ENVIRONMENT, Llama, available
+from kit.lab.engines.table import OURS
 from kit.lab.measuring import measure
 from kit.model.linear import LINEAR
 from kit.system.paths import models_folder

@@ -34,8 +34,7 @@ from kit.lab.explaining.study import Study
 from kit.lab.predicting import oracle
 from kit.lab.predicting.measured import DTYPES, FUSED, Cost, Kind, measure_costs
 from kit.lab.predicting.order import Order, order_of
-from kit.lab.predicting.slot_waits import slot_waits
-from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, UsedTensor, Way, predict, used_tensors
+from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, UsedTensor, Way, predict, slot_waits, used_tensors
 from kit.model import budget
 from kit.system.rows import PAGE
 from kit.units import format_bytes, format_seconds

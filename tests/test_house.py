@@ -91,6 +91,18 @@ def test_no_file_imports_itself_by_a_detour():
     list(TopologicalSorter(graph).static_order())  # CycleError names the circle
 
 
+@pytest.mark.parametrize(
+    "room, door", [("lab.report.sweep", "lab.commands.sweep"), ("lab.report.merge", "lab.commands.report")]
+)
+def test_what_runs_in_batches_has_one_door(room, door):
+    """Sweeps, and what merges and packs runs, can go into a package of their own: their command alone knows them."""
+    known = modules()
+    others = [name for name in known if not f"{name}.".startswith(f"{room}.")]
+    assert {name for name in others for each in imports(name, known[name], known) if f"{each}.".startswith(f"{room}.")} == {
+        door
+    }
+
+
 def test_the_package_has_few_rooms():
     rooms = {path.stem for path in PACKAGE.iterdir()} - {"__pycache__", "py", "__init__", "__main__"}
     assert rooms == {*LIBRARY, "lab"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.lab.engines.compared import COMPARED, EXACT, OURS, PEER, ROUNDED
+from kit.lab.engines.table import COMPARED, EXACT, OURS, PEER, ROUNDED
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, HOLDS, Way
 from kit.lab.synthetic.write import synthesize
 

@@ -5,10 +5,9 @@ from pathlib import Path
 import kit
 from kit.errors import EngineError, KitError
 from kit.lab.engines.base import Cpu, EngineFacts, Pass
-from kit.lab.engines.compared import EXACT, OURS, PEER
 from kit.lab.engines.options import cores_of, taken
 from kit.lab.engines.processes import ENGINES, Process
-from kit.lab.engines.table import EngineKind
+from kit.lab.engines.table import EXACT, OURS, PEER, EngineKind
 from kit.lab.measuring.machine import library_version
 from kit.system import usable_cores
 

@@ -21,7 +21,7 @@ from kit import system
 from kit.errors import ReportError
 from kit.gguf.sources import part_paths
 from kit.lab.engines import llama_cpp
-from kit.lab.engines.compared import OURS, PEER
+from kit.lab.engines.table import OURS, PEER
 from kit.system import python
 
 

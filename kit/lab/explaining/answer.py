@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 from kit.gguf.uses import bytes_used
-from kit.lab.engines.compared import PEER, PROGRAM
 from kit.lab.engines.processes import ENGINES
+from kit.lab.engines.table import PEER, PROGRAM
 from kit.lab.explaining import answer_table
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.study import Study

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kit.lab import figures
-from kit.lab.engines.compared import OURS, PROGRAM
+from kit.lab.engines.table import OURS, PROGRAM
 from kit.lab.measuring.state import BUSY
 
 LIMIT = "limit of memory"

@@ -1,7 +1,7 @@
 """What rounded activations would give a file: said where speed and loss were measured, and llama.cpp loses about as much."""
 
 from kit.errors import KitError
-from kit.lab.engines.compared import PROGRAM
+from kit.lab.engines.table import PROGRAM
 from kit.lab.measuring.busy import apart
 from kit.lab.measuring.measurements import Readings, digest_of, settings, shared
 from kit.lab.predicting import quality

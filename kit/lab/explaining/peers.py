@@ -14,8 +14,8 @@ from tqdm import tqdm
 import kit
 from kit.errors import KitError, KitWarning
 from kit.gguf.uses import bytes_used, uses_of
-from kit.lab.engines.compared import BUSY_TOLD, COMPARED, EXACT, OURS, PEER, ROUNDED
 from kit.lab.engines.processes import ENGINES, Process
+from kit.lab.engines.table import BUSY_TOLD, COMPARED, EXACT, OURS, PEER, ROUNDED
 from kit.lab.measuring import minutes, state
 from kit.lab.measuring.conditions import build
 from kit.lab.measuring.kept import once_a_run

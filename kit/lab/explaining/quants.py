@@ -21,8 +21,8 @@ from kit.errors import ModelError
 from kit.gguf.sources import distinct_names, model_bytes, model_name, models, resolve
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab import figures
-from kit.lab.engines.compared import OURS
 from kit.lab.engines.processes import Process
+from kit.lab.engines.table import OURS
 from kit.lab.explaining.peers import prompt_of
 from kit.lab.explaining.to_measure import ENGINE_WAYS
 from kit.lab.measuring import measurements, state

@@ -19,7 +19,7 @@ from kit.gguf.foreign import check_model
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
 from kit.gguf.uses import Use, assumed, bytes_used, uses_of
-from kit.lab.engines.compared import ROUNDED
+from kit.lab.engines.table import ROUNDED
 from kit.lab.explaining import depth, peers, tables
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.measured_ways import Measured

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from kit.lab.engines.compared import OURS
+from kit.lab.engines.table import OURS
 from kit.lab.explaining.measured_ways import Measured, measure, measure_apart
 from kit.lab.measuring.measurements import Reading, Readings, digest_of, note, once, settings
 from kit.lab.predicting.room import SCRATCH

@@ -12,7 +12,7 @@ from kit.codec.codings import quantize
 from kit.cpu.linear import FEWEST, rounds_prompts
 from kit.errors import ModelError, library
 from kit.lab.compressor import matrices_of
-from kit.lab.engines.compared import ROUNDED
+from kit.lab.engines.table import ROUNDED
 from kit.lab.measuring import conditions
 from kit.lab.measuring.machine import machine_id
 from kit.lab.measuring.measurements import QUALITY, Reading, digest_of, shared

@@ -11,7 +11,7 @@ from statistics import median
 
 from kit.lab.claims.gates import NOISE
 from kit.lab.claims.records import Record
-from kit.lab.engines.compared import BUSY_TOLD, COMPARED, EXACT, OURS, PEER
+from kit.lab.engines.table import BUSY_TOLD, COMPARED, EXACT, OURS, PEER
 from kit.lab.measuring import measurements
 from kit.lab.measuring.minutes import Minutes, compared
 from kit.lab.measuring.state import BUSY

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 
 from kit.lab.claims.records import Record
-from kit.lab.engines.compared import COMPARED, EXACT
+from kit.lab.engines.table import COMPARED, EXACT
 from kit.lab.measuring import measurements
 from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.state import BUSY
