@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import model_files
+import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
@@ -184,6 +185,20 @@ def test_it_runs(name, tmp_path, monkeypatch):
         assert (table["peak of memory"] <= 1).all() and table["in a group, s"].notna().all() == (not missing_rights(False))
     names = [" ".join(name) if isinstance(name, tuple) else name for name in names]
     assert all(any(name.startswith(row) for name in names) for row in rows), names
+
+
+def test_no_token_with_slots_takes_less_than_its_least():
+    """Half of the tokens miss all and half nothing: over the mean of their misses, the median token took 0.69 of its least."""
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        read = random.integers(0, 2, 24) * 10**9
+        seconds = read / random.uniform(1e9, 2e9, 24) + random.uniform(0.1, 0.2, 24)
+        missed = read + random.integers(0, 10**8, 24)  # what the page cache still had
+        floor = slots.least(seconds, read, missed, 1.5, 10**9, 3.0)
+        assert 0 < floor <= np.median(seconds)
+    assert slots.least([0.5] * 3, [10**9] * 3, [10**9] * 3, 1.0, 10**8, 10.0) == pytest.approx(0.5)
+    assert slots.least([0.5] * 3, [0] * 3, [0] * 3, 1.0, 10**9, 10.0) == pytest.approx(0.1)
+    assert np.isnan(slots.least([0.5] * 3, [0] * 3, None, 1.0, 10**9, 10.0))
 
 
 def test_a_side_that_takes_too_long_has_a_row_and_each_row_is_kept_at_once(tmp_path, monkeypatch):

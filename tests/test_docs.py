@@ -138,6 +138,7 @@ OWN = {
     "KIT_DOING",
     "KIT_READING",
     "KIT_TAKEN",
+    "KIT_DRAWS",
     "KIT_KILLS",
     "KIT_KILLS_LOG",
     "KIT_EXIT",

@@ -1,14 +1,17 @@
 """A page that is wrong looks wrong: what its records cannot say, what a notebook's gate found, and one limit a run."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+from invented import MACHINE
 from report.conftest import SESSION, Folder, known_machine, reproduce
 
 from kit.lab.claims import gates
 from kit.lab.claims.records import Record
-from kit.lab.measuring import disk, machine
+from kit.lab.measuring import disk, identity, kept, limits, machine
+from kit.lab.report import html
 from kit.lab.report import run as runs
 
 
@@ -93,21 +96,44 @@ measure.rounds({"a": lambda: float(open("measured", "a").write("x"))}, 2, of="x"
 open("rendered", "a").write(open("measured").read() + " ")"""
 
 
-@pytest.mark.slow
-def test_one_limit_has_one_value_in_a_run(tmp_path):
-    """The second notebook finds memory faster than the first: the first is rendered again by the limit of the run."""
-    notebooks = Folder(tmp_path / "notebooks")
-    for name in ("01_first", "02_second"):
-        notebooks.add(name, FASTER if name == "02_second" else MEASURES)
+def test_one_limit_has_one_value_in_a_run_and_each_page_is_drawn_once(tmp_path, monkeypatch):
+    """The second notebook finds memory faster than the first: the first takes the limit of the run before it is drawn, and what
+    reads all pages runs after that alone. Ten pages were rendered twice in a run of a Zen 3."""
+    notebooks, drawn = Folder(tmp_path / "notebooks"), []
+    monkeypatch.setattr(html, "write", lambda run, name, write=html.write: drawn.append(name) or write(run, name))
+    for name, what in (("01_first", MEASURES), ("02_second", FASTER), ("08_all", "open('all', 'a').write('x')")):
+        notebooks.add(name, what)
     done = reproduce(notebooks.path, known_machine(tmp_path / "out"))
-    assert (
-        "a later probe found faster memory, so these pages are rendered again from their measurements: 01_first\n"
-        in done.output
-    )
+    assert "a later probe found faster memory: its limit, with the same measurements, for 01_first\n" in done.output
+    assert sorted(drawn) == ["01_first", "02_second", "08_all"] and (tmp_path / "out" / "all").read_text() == "x"
+    assert "warning" not in done.output
     rows = json.loads((tmp_path / "out" / "run.json").read_text())["notebooks"]
     assert {row["read_gbps"] for row in rows.values()} == {40000.0}
     first, again = (tmp_path / "out" / "rendered").read_text().split()  # the page twice, but what it measures once
     assert first == again
+
+
+def test_what_is_measured_after_the_last_probe_is_said(tmp_path, monkeypatch):
+    """Page 06 measured its cold token anew, in another minute than the rest of its page."""
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path))
+    monkeypatch.setattr(kept, "_calls", Counter())
+    assert kept.take("a token", 1, lambda: 5) == 5 and not kept.drawing()
+    monkeypatch.setattr(kept, "_calls", Counter())
+    monkeypatch.setenv(kept.DRAWS, str(tmp_path / "anew"))
+    assert kept.take("a token", 1, lambda: 6) == 5 and kept.drawing() and not (tmp_path / "anew").exists()
+    assert kept.take("another", 1, lambda: 7) == 7 and kept.take("unknown", object(), lambda: 8) == 8
+    assert (tmp_path / "anew").read_text() == "another\nunknown\n"
+    machine.keep(tmp_path / "run", known := replace(MACHINE, id=machine.machine_id()))
+    monkeypatch.setattr(machine, "of_run", lambda _: pytest.fail("probes again"))
+    assert limits.of_run(tmp_path / "run", "07").machine == known
+
+
+def test_a_page_that_measures_anew_is_a_warning(tmp_path):
+    notebooks = Folder(tmp_path / "notebooks")
+    notebooks.add("01_first", "import os, kit.lab.measuring.kept as kept; kept.take(f'pid {os.getpid()}', 1, int)")
+    notebooks.add("02_second", FASTER)
+    told = reproduce(notebooks.path, known_machine(tmp_path / "out")).output
+    assert "warning: all pages: measured after the last probe, by whose limits it is judged: pid " in told
 
 
 @pytest.mark.parametrize(("limit", "left"), [(20_000.0, set()), (20_500.0, {"01_first"})])
@@ -124,8 +150,8 @@ def test_a_page_by_a_lower_limit_than_the_run_s_is_not_left_so(tmp_path, limit, 
 def test_a_page_kept_from_an_earlier_run_is_not_measured_anew_where_memory_is_faster(tmp_path):
     """A run with one changed page measured all ten others for five minutes."""
     run = runs.Run(known_machine(tmp_path / "out"), runs.Request(), "m", "0", "c", "now")
-    for name, kept in (("01_first", ""), ("02_second", "an earlier run")):
-        run.notebooks[name] = runs.NotebookOutcome("ok", "", 3, 1.0, [], "now", "d", kept=kept, read_gbps=1.0)
+    for name, earlier in (("01_first", ""), ("02_second", "an earlier run")):
+        run.notebooks[name] = runs.NotebookOutcome("ok", "", 3, 1.0, [], "now", "d", kept=earlier, read_gbps=1.0)
     assert run.outdated == {"01_first", "02_second"} and run.again == {"01_first"}
 
 
@@ -136,7 +162,7 @@ def test_the_command_leaves_a_kept_page_and_warns(tmp_path):
     reproduce(notebooks.path, known_machine(tmp_path / "one"))
     notebooks.add("02_second", FASTER)
     told = reproduce(notebooks.path, tmp_path / "two").output
-    assert "01_first  copied from one" in told and "rendered again" not in told
+    assert "01_first  copied from one" in told and "a later probe" not in told
     assert "warning: 01_first: its bounds are out of date" in told
 
 
@@ -153,9 +179,9 @@ def test_two_cpus_of_one_name_are_two_machines(monkeypatch):
     """A Zen 5 with AVX-512 and a Zen 3 without had the same id."""
     ids = set()
     for model, features in (("1", ["avx2", "f16c"]), ("2", ["avx2", "avx512f", "avx512vnni"]), ("3", ["avx2", "f16c"])):
-        monkeypatch.setattr(machine, "cpu_name", lambda: "AMD EPYC")
-        monkeypatch.setattr(machine, "cpu_features", lambda features=features: features)
-        monkeypatch.setattr(machine, "cpu_facts", lambda model=model: {"model": model})
+        monkeypatch.setattr(identity, "cpu_name", lambda: "AMD EPYC")
+        monkeypatch.setattr(identity, "cpu_features", lambda features=features: features)
+        monkeypatch.setattr(identity, "cpu_facts", lambda model=model: {"model": model})
         machine.machine_id.cache_clear()
         ids.add(machine.machine_id())
     machine.machine_id.cache_clear()

@@ -1,5 +1,7 @@
 """The verdict engine: each word from its definition, and no verdict beyond its own evidence."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -10,6 +12,15 @@ from kit.lab.claims.judge import Ratio, judge, pooled, spread_of, times, widened
 from kit.lab.claims.table import VERDICTS
 from kit.lab.measuring import drift
 from kit.lab.measuring.measure import interval_of, rounds
+
+
+@pytest.fixture(scope="module", autouse=True)
+def borrowing():
+    """A machine without runs of its own, whichever this is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drift, "machine_id", lambda: "new")
+        yield
+
 
 finite = st.floats(0.01, 1e6)
 
@@ -219,8 +230,25 @@ def test_a_pool_keeps_the_weakest_bound_and_refuses_two_regions():
     assert pooled([judged([], (None, 1), at_least=(2, "b"), how="computed")] * 3)[0] == "impossible"
 
 
+def test_a_machine_has_the_spread_of_its_own_runs_or_says_whose_it_borrows(monkeypatch):
+    """Every machine's intervals were widened by what one Xeon's runs differ by: 1.19, where two of a Zen 4 differ by 1.33."""
+    rows = {name: {kind: drift.Spread(factor, 3.0, runs, name) for kind in drift.KINDS}
+            for name, factor, runs in (("few", 1.5, 2), ("many", 1.2, 7))}  # fmt: skip
+    monkeypatch.setattr(drift, "table", lambda: rows)
+    assert [drift.factor("x", name) for name in ("few", "many", "new")] == [1.5, 1.2, 1.2]
+    assert drift.source("few") == "2 runs of few"
+    assert drift.source("new") == "7 runs of many, borrowed: there are none of new"
+    monkeypatch.setattr(drift, "machine_id", lambda: "few")
+    assert widened((2.0, 3.0), "s") == (2.0 / 1.5, 4.5) and widened((2.0, 3.0), "s", "new") == (2.0 / 1.2, 3.0 * 1.2)
+    assert drift.most("s") == 3.0 and judged([2.0] * 6, (1.7, None)).verdict == "undecided here"
+    monkeypatch.setattr(drift, "machine_id", lambda: "new")
+    assert judged([2.0] * 6, (1.6, None)).verdict == "reproduced"
+    two = [replace(judged([value] * 6, (1.0, None)), machine_id="few") for value in (1.3, 1.35)]
+    assert pooled(two)[0] == "undecided here" and pooled([replace(row, machine_id="new") for row in two])[0] == "reproduced"
+
+
 def test_a_unit_that_no_kind_has_drifts_as_the_worst():
-    assert drift.factor("nats") == max(factor for factor, _ in drift.spreads().values())
+    assert drift.factor("nats") == max(row.factor for row in drift.spreads().values())
     assert widened((2.0, 4.0), "x") == pytest.approx((2 / drift.factor("x"), 4 * drift.factor("x")))
 
 

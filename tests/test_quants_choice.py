@@ -1,6 +1,7 @@
 """kit quants: files of one model in one table; what is quantized again is what llama.cpp's quantizer and gguf-py make of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given as drawn
 from hypothesis import strategies as st
+from invented import MACHINE
 
 import kit
 from kit.errors import ModelError, QuantError
@@ -23,7 +25,7 @@ from kit.gguf.formats import FORMATS
 from kit.lab.commands.cli import main
 from kit.lab.engines import llama_cpp, processes, requantize
 from kit.lab.explaining import quants
-from kit.lab.measuring import measurements
+from kit.lab.measuring import machine, measurements
 from kit.lab.predicting.ways import BLOCK_WAYS
 from kit.lab.synthetic.write import synthesize
 from kit.units import to_json
@@ -199,7 +201,7 @@ def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(sourc
         reading = measurements.Reading(BLOCK_WAYS[-1].label, digest, (1 / 49, 1 / 50, 1 / 51), "s", code)
         measurements.of_run(tmp_path).add(reading)
         saved, recorded = tmp_path / "q.json", []
-        lab = SimpleNamespace(out=tmp_path, record=lambda **given: recorded.append(given))
+        lab = SimpleNamespace(out=tmp_path, record=lambda **given: recorded.append(given), machine=MACHINE)
         for more, speed, says in (
             (key, 50.0, ": 50 tokens per second, its answers"),
             (
@@ -214,8 +216,28 @@ def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(sourc
             table = quants.of_run([saved], lab, file)
             assert table["speed"].tolist() == [pytest.approx(speed), 32.5] and says in quants.advice(table)
             assert ("speed is" in quants.rows(table)) == (speed < 50)
+            assert [*table["bound"].round(3)] == [round(3.0 * MACHINE.read_gbps / 9.0, 3) if more else 3.0, 3.0]
     (only,) = recorded
+    assert only["lower"] == pytest.approx(9.0 / (3.0 * MACHINE.read_gbps))
     assert only["quantity"] == f"{BLOCK_WAYS[-1].quantity}, by kit quants" and only["samples"] == pytest.approx(reading.samples)
+
+
+def test_the_table_s_own_probe_raises_the_limit_of_the_run(source, tmp_path, monkeypatch):
+    """64.1 tokens per second at most in the table, 67.9 on the same page: two bounds of one file."""
+    monkeypatch.setattr("kit.lab.measuring.state.in_caches", lambda: False)
+    here = measurements.machine_id()
+    machine.keep(tmp_path, replace(MACHINE, id=here))
+    row = {"file": source.name, "bytes": 9, "bits": 8.5, "way": "int8", "speed": 2.0, "bound": 4.0, "samples": [2.0, 2.0, 2.0],
+           "gbps": 2 * MACHINE.read_gbps, "kl": 0.0, "kl_error": 0.0, "same": 1.0, "memory": 9, "others": 0.0, "best": True,
+           "digest": "", "machine": here, "settings": "", "at": ""}  # fmt: skip
+    slower = row | {"file": "other.gguf", "gbps": MACHINE.read_gbps, "bound": 1.0, "others": 0.4}
+    (tmp_path / "q.json").write_text(to_json({"rows": [row, slower]}))
+    lab = SimpleNamespace(out=tmp_path, record=lambda **given: None, machine=MACHINE)
+    with kit.open(source) as file:
+        table = quants.of_run([tmp_path / "q.json"], lab, file)
+    assert [*table["gbps"]] == [2 * MACHINE.read_gbps] * 2 and [*table["bound"]] == [4.0, 2.0]
+    assert machine.kept(tmp_path).read_gbps == 2 * MACHINE.read_gbps
+    assert not [*measurements.shared()], "what a busy machine read is a limit of this run alone"
 
 
 def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(source, tmp_path):

@@ -137,23 +137,24 @@ def pooled(rows: Sequence[Record]) -> tuple[str, str]:
     if first.how == "measured" and len(medians) > 2:
         interval = interval_of(medians)
     elif values:
-        interval = spread_of(values, first.how, first.unit)
+        interval = spread_of(values, first.how, first.unit, first.machine_id)
     bounds = (None if None in lowers else min(lowers)), (None if None in uppers else max(uppers))
     word, why = decide(values, interval, tuple(first.accept), bounds, first.unit, first.how, f"more than {len(medians)} runs")
     word += " in ratio" * (word == "reproduced" and any(row.verdict == "reproduced in ratio" for row in rows))
     return word, why or f"{_span(interval, first.unit)} of {len(medians)} runs" if interval else why
 
 
-def spread_of(values: Sequence[float], how: str, unit: str) -> Interval | None:
-    """The interval of the median, wider by what runs differ by; of counted or computed values, their range. None: too few."""
+def spread_of(values: Sequence[float], how: str, unit: str, machine: str = "") -> Interval | None:
+    """The interval of the median, wider by what runs of a ``machine`` (empty: this one) differ by; of counted or computed
+    values, their range. None: too few."""
     if how != "measured":
         return min(values), max(values)
-    return widened(interval_of(values), unit) if len(values) > 1 else None
+    return widened(interval_of(values), unit, machine) if len(values) > 1 else None
 
 
-def widened(interval: Interval, unit: str) -> Interval:
+def widened(interval: Interval, unit: str, machine: str = "") -> Interval:
     """The interval, wider on both sides by the factor that runs differ by in such a unit (kit.lab.measuring.drift)."""
-    (low, high), by = interval, drift.factor(unit)
+    (low, high), by = interval, drift.factor(unit, machine)
     return (low / by if low > 0 else low * by), (high * by if high > 0 else high / by)
 
 

@@ -126,6 +126,11 @@ def _one_experiment(folders: Sequence[Path], books: Sequence[list[Entry]], names
     return settings
 
 
+def machine_of(folder: Path) -> str:
+    """The id of the machine that a run is of."""
+    return _setting(folder, book.read(folder))["machine"]
+
+
 def _setting(folder: Path, entries: Sequence[Entry]) -> dict[str, str]:
     rows = [part.record for entry in entries for part in entry.parts]
     if not rows:
@@ -233,15 +238,16 @@ def _drifts(row: Record) -> bool:
 
 
 def keep(path: Path, folders: Sequence[Path]) -> dict[str, dict]:
-    """Replace the rows of data/drift.yaml by ``spreads(folders)``, below the comment that opens the file."""
+    """Replace the rows of the runs' machine in data/drift.yaml by ``spreads(folders)``; the comment that opens the file and the
+    rows of other machines stay."""
     spread = spreads(folders)
     missing = [kind for kind in drift.KINDS if kind not in spread]
     if missing:
         raise ReportError(f"these runs share no quantity of the kind {missing[0]}: name runs with more notebooks")
-    head = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    machine = _setting(folders[0], book.read(folders[0]))["machine"]
+    machine = machine_of(folders[0])
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.endswith(f"machine: {machine}}}")]
     rows = [f"- {{id: {kind}, {', '.join(f'{name}: {value}' for name, value in row.items())}, machine: {machine}}}"
             for kind, row in spread.items()]  # fmt: skip
-    path.write_text("\n".join([*head, "", *rows]) + "\n", encoding="utf-8")
-    drift.spreads.cache_clear()
+    path.write_text("\n".join([*lines, *rows]) + "\n", encoding="utf-8")
+    drift.table.cache_clear()
     return spread

@@ -59,7 +59,7 @@ class Session:
             raise ReportError(message) from None
         note.tell_compilation()
         with note.doing("waiting for an idle machine"):
-            self.busy = state.settle(self._patience())
+            self.busy = kept.take("settle", notebook, lambda: "" if kept.drawing() else state.settle(self._patience()))
         self._waited = {"waited": True} if self.busy else {}  # in vain
         if self.busy:
             print(self.busy)
@@ -87,6 +87,8 @@ class Session:
         return kept.take("state", of, self._look)
 
     def _look(self) -> dict:
+        if kept.drawing():  # what was measured has its state; the limits of the run are settled
+            return {}
         if time.monotonic() - self._looked > _LOOK_SECONDS:
             self.busy = self.busy or state.settle(0)  # others may have come since the notebook began
             found = state.probe_state()

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -33,19 +34,20 @@ SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option(
     "--list", "listing", is_flag=True, help="Check the options, list the notebooks and their parameters; run nothing."
 )
-@click.option("--serve", is_flag=True, help="Open the report in a browser now; pages appear as they are finished.")
+@click.option("--serve", is_flag=True, help="Open the report in a browser now; a page appears when its notebook ends.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
 def command(profile, only, model, device, out, resume, again, texts, timeout, notebooks, listing, serve, progress):
     """Run the notebooks and write one offline report.
 
     Notebooks run one after another, each in its own process. The report is DIR/index.html. For each notebook,
     DIR also has the executed .ipynb, an .html page and its records (.jsonl). If a notebook fails, the report shows the
-    reason and the others still run. Unchanged notebooks are copied from the last run. `--again` runs all of them.
+    reason and the others still run. Unchanged notebooks are copied from the last run. `--again` runs all of them. Pages
+    are drawn when all have run, by the limits of the whole run. With `--serve` a page appears when its notebook ends.
 
     \b
     kit reproduce --profile smoke                a check in about two minutes
     kit reproduce --only 01 --model my.gguf      one notebook on your own file
-    kit reproduce --serve                        open the report now; pages appear as they finish
+    kit reproduce --serve                        open the report now; a page appears when its notebook ends
     kit reproduce --resume                       continue after Ctrl-C or a failure
     kit reproduce -p samples=9                   set a parameter of the notebooks
     kit reproduce --profile full --device cuda   also on a GPU, with granite-3.3-8b at full size
@@ -102,18 +104,22 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             index.write(run, running=True)
             if serve:
                 click.launch(str(folder / "index.html"))  # a plain file: nothing listens on a port
-            _perform(run, left, timeout, bar, Path(kept))
-            if outdated := run.again:  # once: a machine that never rests does not keep it running
+            kept, reading = Path(kept), [job for job in left if job.name.startswith(planning.READ_ALL)]
+            perform = partial(_perform, run, timeout=timeout, progress=bar, early=serve)
+            if measuring := [job for job in left if job not in reading]:
+                perform(measuring, taken=kept / "taken")
+            if outdated := run.again:
                 names = ", ".join(sorted(outdated))
-                click.echo(
-                    f"a later probe found faster memory, so these pages are rendered again from their measurements: {names}",
-                    err=True,
-                )
-                again = [job for job in jobs if job.name in outdated or job.name.startswith(planning.READ_ALL)]
-                _perform(run, again, timeout, bar, Path(kept))
+                click.echo(f"a later probe found faster memory: its limit, with the same measurements, for {names}", err=True)
+                perform([job for job in jobs if job.name in outdated], taken=kept / "taken", draws=kept / "anew")
+                reading = [job for job in jobs if job.name.startswith(planning.READ_ALL)]
+            if reading:
+                perform(reading, draws=kept / "of all")
+            anew = (kept / "anew").read_text("utf-8").split("\n")[:-1] if (kept / "anew").exists() else []
+        _draw(run)
     except KeyboardInterrupt:
         interrupts.over()  # what is told now may import
-        index.write(run)
+        _draw(run)
         click.echo(
             f"\ninterrupted; finished notebooks are kept. To continue:\n  kit reproduce --resume --out {folder}", err=True
         )
@@ -121,12 +127,23 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     warnings = [(name or "all pages", text) for name, _, text in index.wrong(run, records.of_run(run.folder))]
     older = "its bounds are out of date, because memory was measured to be faster later (--resume runs it again)"
     warnings += [(name, older) for name in sorted(run.outdated)]
+    warnings += [("all pages", f"measured after the last probe, by whose limits it is judged: {name}") for name in {*anew}]
     click.echo("\n".join(f"warning: {name}: {text}" for name, text in warnings) + "\n" * bool(warnings), nl=False, err=True)
     click.echo(folder / "index.html")
     sys.exit(EXIT_FAILED if run.failed else 0)
 
 
-def _perform(run, jobs, timeout, progress, taken):
+def _draw(run):
+    """Draw the pages that the run lacks, and its front."""
+    from kit.lab.report import html, index
+
+    for name in run.notebooks:
+        if not (run.folder / f"{name}.html").exists():
+            html.write(run, name)
+    index.write(run)
+
+
+def _perform(run, jobs, timeout, progress, early, taken=None, draws=None):
     from textwrap import shorten
 
     from tqdm import tqdm
@@ -166,18 +183,15 @@ def _perform(run, jobs, timeout, progress, taken):
             reason = f"  cell {outcome.cell}: {outcome.reason}" if outcome.reason else ""
             line = f"{job.name:{width}}  {outcome.status:6}  {format_seconds(outcome.seconds):>8}{reason}"
             bar.write(line, file=sys.stderr)
-            html.write(run, job.name)
+            if early:
+                html.write(run, job.name)
             index.write(run, running=True)
             if job is jobs[0]:
                 make(jobs[1:])
 
         make(jobs[:1])
-        planning.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None, taken)
+        planning.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None, taken, draws)
         bar.update(bar.total - bar.n)
-    for name in run.notebooks:
-        if not (run.folder / f"{name}.html").exists():  # the disk was full when it ended
-            html.write(run, name)
-    index.write(run)
 
 
 @contextmanager

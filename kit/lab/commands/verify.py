@@ -29,6 +29,7 @@ def command(runs, across, everything, keep, as_json):
 
     from kit.lab.claims import runs as several
     from kit.lab.claims.table import WORDS
+    from kit.lab.measuring import drift
     from kit.system.paths import data_file
 
     if across:
@@ -53,6 +54,7 @@ def command(runs, across, everything, keep, as_json):
             for kind, row in several.spreads(runs).items():
                 click.echo(f"{kind}: nine of ten medians within {row['factor']}x of the middle of the runs, all within "
                            f"{row['most']}x ({row['quantities']} quantities)")  # fmt: skip
+            click.echo(f"Verdicts allow for {drift.source(several.machine_of(runs[0]))}.")
         click.echo(_summary(rows, f"{len(names) - 1} machines" if across else f"{len(runs)} runs"))
     raise SystemExit(any(row.flips for row in rows) and not across)
 

@@ -25,7 +25,7 @@ from kit.lab.engines.processes import Process
 from kit.lab.engines.table import OURS
 from kit.lab.explaining.peers import prompt_of
 from kit.lab.explaining.to_measure import ENGINE_WAYS
-from kit.lab.measuring import measurements, state
+from kit.lab.measuring import limits, measurements, state
 from kit.lab.measuring.busy import Busy
 from kit.lab.predicting import divergence, quality
 from kit.lab.predicting.losses import format_kl
@@ -103,9 +103,10 @@ def of(paths: Sequence[Path]) -> pd.DataFrame:
 def of_run(paths: Sequence[Path], lab, file) -> pd.DataFrame:
     """``of`` on a page of a run about an open ``file``: its rows have the one value that the run's store has of their way, and
     are recorded. "other" says of those that are another measurement, with other code or settings or on another machine, when it
-    was."""
+    was. What this machine measured has the bound of the run, which the table's own probes raise: a page has one bound."""
     table, store, digest = of(paths).assign(other=""), measurements.of_run(lab.out), measurements.digest_of(file)
     here = digest, measurements.machine_id(), measurements.settings()
+    table = _by_the_run(table, lab, here[1])
     for number, row in enumerate(table.reset_index().itertuples()):
         if row.digest not in (digest, "") or (not row.digest and Path(row.file).name != model_name(file.path)):
             continue
@@ -122,8 +123,21 @@ def of_run(paths: Sequence[Path], lab, file) -> pd.DataFrame:
             table.iloc[number, column("speed")] = 1 / reading.median
             table.iat[number, column("samples")] = [1 / seconds for seconds in reading.samples]
         samples = [1 / speed for speed in table["samples"].iloc[number]]
-        lab.record(quantity=way.quantity + BY_QUANTS, unit="s", samples=samples)
+        lab.record(quantity=way.quantity + BY_QUANTS, unit="s", samples=samples, lower=1 / table["bound"].iloc[number],
+                   lower_source="its bytes at the measured bandwidth")  # fmt: skip
     return table.assign(best=front(table["speed"].to_numpy(), table["kl"].to_numpy()))
+
+
+def _by_the_run(table: pd.DataFrame, lab, machine: str) -> pd.DataFrame:
+    """The table with the limit of the run as ``gbps`` and ``bound`` of the rows that this machine measured."""
+    mine = table["machine"] == machine
+    if not mine.any():
+        return table
+    seen = float(table.loc[mine, "gbps"].max())
+    limits.raised(lab.out, "read_gbps", seen, "a probe of kit quants between its files", not busy_of(table))
+    limit = max(seen, lab.machine.read_gbps)
+    scaled = table["bound"].where(~mine, table["bound"] * limit / table["gbps"])
+    return table.assign(bound=scaled, gbps=table["gbps"].where(~mine, limit))
 
 
 def read(path: Path) -> pd.DataFrame:

@@ -2,6 +2,9 @@
 
 `kit reproduce` gives each notebook a folder that lasts as long as the command and names it in KIT_TAKEN. Without one,
 nothing is kept. A value is found by the name of what was measured and its arguments, so equal keys mean exchangeable values.
+
+After the last probe of a run it names in KIT_DRAWS a file: nothing is measured any more, and what a page measures all the same
+is noted there, because its limits would be of other minutes than its times.
 """
 
 import hashlib
@@ -21,8 +24,21 @@ import numpy as np
 from kit.cache.policies.base import Policy
 from kit.gguf.reader import GGUFFile
 
-FOLDER = "KIT_TAKEN"
+FOLDER, DRAWS = "KIT_TAKEN", "KIT_DRAWS"
 _calls, _inside = Counter(), False  # calls of this process by key; whether one of them runs
+
+
+def drawing() -> bool:
+    """Whether a page is made after the last probe of its run."""
+    return bool(os.environ.get(DRAWS))
+
+
+def _anew(name: str, measure: Callable[[], object]):
+    """``measure()``, noted where only drawing is left."""
+    if drawing():
+        with open(os.environ[DRAWS], "a", encoding="utf-8") as notes:
+            notes.write(name + "\n")
+    return measure()
 
 
 class Unknown(TypeError):
@@ -56,7 +72,7 @@ def take(name: str, arguments: object, measure: Callable[[], object]):
     try:
         key = hashlib.sha256(repr((name, told(arguments))).encode()).hexdigest()[:32]
     except Unknown:
-        return measure()
+        return _anew(name, measure)
     _calls[key] += 1
     kept = Path(folder, f"{key}-{_calls[key]}.pickle")
     if kept.exists():
@@ -64,7 +80,7 @@ def take(name: str, arguments: object, measure: Callable[[], object]):
             return pickle.loads(kept.read_bytes())  # of this run, by this user: the folder is private
     _inside = True
     try:
-        value = measure()
+        value = _anew(name, measure)
     finally:
         _inside = False
     with suppress(pickle.PicklingError, AttributeError, TypeError):

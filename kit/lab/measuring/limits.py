@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from kit.lab.measuring import machine, measurements, state
+from kit.lab.measuring import kept, machine, measurements, state
 from kit.lab.measuring.machine import Machine
 
 
@@ -70,25 +70,31 @@ SEEN = {"read_gbps": "read_gbps", "fill_gbps": "write_gbps"}  # field of a State
 
 def seen(folder: Path, found: state.State, quiet: bool = True) -> None:
     """Count a probe of the machine's state as one of the run's limits, and of the machine's where it is ``quiet``: nothing that
-    is measured in a run passes them. A page that rests on a lower one is drawn again at the end of the run."""
-    known = None if state.in_caches() else machine.kept(folder)
-    if known is None or known.id != machine.machine_id():
-        return
+    is measured in a run passes them. A page that rests on a lower one is executed again before it is drawn."""
     for field, name in SEEN.items():
-        if (value := getattr(found, field)) > getattr(known, name):
-            known = folded(known, name, [value], "a probe of the machine's state between measurements")
-            if quiet:
-                way, unit = _kept_as(name)
-                measurements.shared().add(measurements.Reading(way, "", (value,), unit, by="a run", machine=known.id))
-            machine.keep(folder, known)
+        raised(folder, name, getattr(found, field), "a probe of the machine's state between measurements", quiet)
+
+
+def raised(folder: Path, name: str, value: float, how: str, quiet: bool = True) -> None:
+    """Count what was read or written somewhere in a run as its limit ``name``, if it is more (``seen``)."""
+    known = None if state.in_caches() else machine.kept(folder)
+    if known is None or known.id != machine.machine_id() or value <= getattr(known, name):
+        return
+    machine.keep(folder, folded(known, name, [value], how))
+    if quiet:
+        way, unit = _kept_as(name)
+        measurements.shared().add(measurements.Reading(way, "", (value,), unit, by="a run", machine=known.id))
 
 
 def of_run(folder: Path, by: str) -> KnownLimits:
-    """A run's machine (measuring.machine.of_run) with the best bandwidth that is known of it, which the run then keeps."""
+    """A run's machine (measuring.machine.of_run) with the best bandwidth that is known of it, which the run then keeps. After
+    the last probe of a run it is what the run has."""
+    if kept.drawing() and (last := machine.kept(folder)):
+        return KnownLimits(last, last.read_gbps)
     fresh = not (Path(folder) / machine.ENVIRONMENT).exists()
     measured = machine.of_run(folder) if not fresh else None
     limits = best(measured) if measured else known(lambda: machine.of_run(folder), by)
-    kept = machine.kept(folder)
-    if kept is not None and limits.machine != kept:
+    written = machine.kept(folder)
+    if written is not None and limits.machine != written:
         machine.keep(folder, limits.machine)
     return limits

@@ -1,6 +1,5 @@
 """Properties of this machine: cores, memory, libraries, and the measured limits that figures draw."""
 
-import hashlib
 import json
 import platform
 import subprocess
@@ -16,15 +15,16 @@ import psutil
 
 from kit.errors import KitWarning, library
 from kit.lab.measuring import sound, state
+from kit.lab.measuring.identity import cpu_features, machine_id
 from kit.system import cpu_facts, cpu_name, last_level_cache, memory_available, memory_limit, usable_cores
 from kit.system.files import read_yaml, write_whole
 from kit.system.paths import ROOT, data_file
 
 ENVIRONMENT = "environment.json"  # in the folder of a run
 _ROW = 4096  # weights of a row of what is probed
+_FRESH = 3  # times that memory is allocated, written and freed: a hypervisor may have to provide what is written first
+_FRESH_METHOD = f"torch.Tensor.zero_ over a new torch.empty, float32, the best of {_FRESH}: pages that the system has already"
 LIBRARIES = ("gguf-kit", "numpy", "torch", "numba", "llvmlite", "pandas", "matplotlib", "gguf", "papermill", "triton")
-_WIDEST = {"amx-int8": "amx", "avx512vnni": "avx512", "avx512f": "avx512", "avx2": "avx2", "neon": "neon"}  # -> word of an id
-FEATURES = ("avx2", "avx512f", "avx512bw", "avx512vl", "avx512vbmi2", "avx512vnni", "amx-int8", "f16c", "neon")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Machine(state.Bandwidths):
     write_gbps: float
     copy_gbps: float | None
     f32_gflops: float | None
-    fresh_gbps: float  # writing newly allocated memory, whose pages the kernel must provide and clear
+    fresh_gbps: float  # writing newly allocated memory: the kernel provides and clears pages that it has, not a hypervisor
     samples: dict[str, list[float]] = field(repr=False, default_factory=dict)
     methods: dict[str, str] = field(repr=False, default_factory=dict)
     gpu: dict | None = None
@@ -131,9 +131,8 @@ def _measured_limits(leave_out) -> tuple[dict[str, list[float]], dict[str, str]]
     most, side = (64 << 20, 256) if slow else (_probe_bytes(last_level_cache()), 2048)
     count = min(most, memory_available() // 8) // (4 * _ROW) * _ROW
     nbytes = 4 * count
-    buffers = [torch.empty(count, dtype=torch.float32, device="cpu") for _ in range(1 if "copy_gbps" in leave_out else 2)]
-    fresh = [nbytes / measure.time(new.zero_, samples=0).first / 1e9 for new in buffers]
-    buffers = [state.numbers(count).zero_() for _ in buffers]
+    fresh = [_fresh_gbps(count) for _ in range(_FRESH)]
+    buffers = [state.numbers(count).zero_() for _ in range(1 if "copy_gbps" in leave_out else 2)]
     source, target = buffers[0], buffers[-1]
     matrix, vector = source.view(-1, _ROW), torch.ones(_ROW, dtype=torch.float32, device="cpu")
     blocks, rows = np.zeros((count // _ROW, _ROW // 32 * 18), np.uint8), target.view(-1, _ROW)
@@ -146,12 +145,22 @@ def _measured_limits(leave_out) -> tuple[dict[str, list[float]], dict[str, str]]
         ("copy_gbps", "torch.Tensor.copy_ over float32, read + write", lambda: target.copy_(source), 2 * nbytes),
         ("f32_gflops", f"torch.matmul of two {side} x {side} float32 matrices", lambda: a @ b, 2 * side**3),
     )
-    samples, methods = {"fresh_gbps": fresh}, {"fresh_gbps": "torch.Tensor.zero_ over a new torch.empty, float32"}
+    samples, methods = {"fresh_gbps": fresh}, {"fresh_gbps": _FRESH_METHOD}
     for name, method, function, amount in (way for way in ways if way[0] not in leave_out):
         rates = [amount / seconds / 1e9 for seconds in measure.time(function, samples=6, min_sample=0).samples]
         if max(rates) > max(samples.get(name, [0])):  # of two ways the faster one is the bound
             samples[name], methods[name] = rates, method
     return samples, methods
+
+
+def _fresh_gbps(count: int) -> float:
+    """GB/s of writing so many float32 to memory that is allocated for it and freed again."""
+    import torch
+
+    from kit.lab.measuring import measure
+
+    new = torch.empty(count, dtype=torch.float32, device="cpu")
+    return new.nbytes / measure.time(new.zero_, samples=0).first / 1e9
 
 
 def _probe_bytes(cache: int) -> int:
@@ -173,28 +182,6 @@ def describe() -> dict:
         "cpu_facts": cpu_facts(),
         "commit": git_commit(),
     }
-
-
-@cache
-def machine_id() -> str:
-    """A short stable name of the machine, such as ``amd-epyc-avx2-2c-24g-5f1c``: CPU, its widest vectors, cores, GiB of memory,
-    and a hash of these with its family, model, stepping, features and caches, which two CPUs of one name differ in."""
-    cores, gib = usable_cores(), round(memory_limit() / 2**30)
-    words = "-".join(cpu_name().lower().replace("(r)", "").replace("(tm)", "").split()[:3])
-    words = "".join(c for c in words if c.isalnum() or c == "-")
-    widest = next((name for name in _WIDEST if name in cpu_features()), "")
-    facts = (cpu_name(), cores, gib, *cpu_facts().items(), *cpu_features())
-    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:4]
-    return f"{words}{f'-{_WIDEST[widest]}' if widest else ''}-{cores}c-{gib}g-{digest}"
-
-
-@cache
-def cpu_features() -> list[str]:
-    """Those of FEATURES that this CPU has."""
-    import llvmlite.binding as llvm
-
-    features = llvm.get_host_cpu_features()
-    return [name for name in FEATURES if features.get(name)]
 
 
 def gpu() -> dict | None:

@@ -121,10 +121,17 @@ class Prediction:
 
 class BackingStore(NamedTuple):
     """What a file that does not fit is read from: ``gbps``, past the page cache. ``room``: bytes of memory for weights and the
-    page cache together, by default all that they need."""
+    page cache together, by default all that they need. ``most``: GB/s that bound a way, where more was seen than is predicted
+    with (0: the same)."""
 
     gbps: float
     room: int = 1 << 62
+    most: float = 0.0
+
+    @property
+    def limit(self) -> float:
+        """Bytes per second that nothing exceeds."""
+        return max(self.gbps, self.most) * 1e9
 
 
 class UsedTensor(NamedTuple):
@@ -161,7 +168,8 @@ def predict(way: Way, tensors: dict[str, UsedTensor], order: Order, costs, machi
         pinned = 0 if way.holds == "pressed" else min(max(0, room - warm.held - in_use), used)
         bound = machine.seconds_to_read(used)  # copies of the kit's own, not the map
         warm = replace(warm, held=warm.held + in_use, bound=bound)  # vectors, and one matrix of those that are read
-        least = max(0, used - room) / speed  # an LRU keeps nothing of what a token uses in order, and the optimum all that fits
+        # an LRU keeps nothing of what a token uses in order, and the optimum all that fits
+        least = max(0, used - room) / disk.limit
         return replace(warm, way=way, seconds=warm.seconds + (used - pinned) / speed, from_disk=least, pages=pinned)
     if way.holds == "slots":
         return _in_slots(way, tensors, order, costs, machine, disk)
@@ -204,7 +212,7 @@ def _in_slots(way, tensors, order, costs, machine, disk) -> Prediction:
     dense = sum(tensor.blocks for name, tensor in tensors.items() if not name.endswith("]"))
     return Prediction(
         way, warm.seconds + waits.wait, machine.seconds_to_read(bytes_used(order.uses)), waits.hits, 0, dense + way.capacity,
-        waits.least / (disk.gbps * 1e9),
+        waits.least / disk.limit,
     )  # fmt: skip
 
 
@@ -233,8 +241,8 @@ def _with_disk(prediction: Prediction, order: Order, share: float, kept: float, 
     token = bytes_used(order.uses)
     least = min(share * token, beyond(order.uses, room + kept))
     missing = share * (token if token > room else beyond(order.uses, room))
-    per_byte = 1 / (disk.gbps * 1e9)
-    return replace(prediction, seconds=prediction.seconds + max(least, missing) * per_byte, from_disk=least * per_byte)
+    seconds = prediction.seconds + max(least, missing) / (disk.gbps * 1e9)
+    return replace(prediction, seconds=seconds, from_disk=least / disk.limit)
 
 
 def faster_than_probed(predictions: list[Prediction], measured=()) -> float:

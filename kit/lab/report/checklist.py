@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass
 
 from kit.lab.claims.records import Record
+from kit.lab.measuring import drift
 from kit.lab.report import parameters
 from kit.lab.report.run import Run, read_notebook
 
@@ -34,6 +35,7 @@ def checklist(run: Run, rows: list[Record], names: list[str]) -> list[Item]:
         Item("Machine", None, run.machine_id),
         Item("Seeds", bool(seeds) if rows else None, ", ".join(seeds) or "no record states one"),
         Item("Samples", None, _samples(counts, len(measured))),
+        Item("Between runs", None, f"verdicts allow for what runs differ by, from {drift.source(run.machine_id)}"),
         _stated("Tolerances", [row.tolerance for row in judged]),
         _stated("Bounds", [row.lower_source or row.upper_source for row in judged]),
         Item("Not run", not not_run, "; ".join(not_run) or "nothing: everything planned was measured"),

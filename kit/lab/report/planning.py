@@ -143,9 +143,11 @@ def perform(
     on_end: Callable[[Job, Outcome], None] = lambda job, outcome: None,
     on_second: Callable[[str], None] | None = None,
     taken: Path | None = None,
+    draws: Path | None = None,
 ) -> None:
     """Run the jobs one after another. A notebook that fails becomes a failed row and a failed record; the rest goes on.
-    ``taken``: a folder for what they measure; a job that was performed with it before is rendered from that.
+    ``taken``: a folder for what they measure; a job that was performed with it before takes it from there. ``draws``: after
+    the last probe of the run, a file for the names of what such a job measures all the same.
 
     ReportError when another process runs notebooks in the folder.
     """
@@ -157,8 +159,8 @@ def perform(
             run.notebooks.pop(job.name, None)
             run.save()
             target = run.folder / f"{job.name}.ipynb"
-            kept = taken and taken / job.name
-            outcome = execute(job.source, target, job.parameters, timeout, lambda n, job=job: on_cell(job, n), on_second, kept)
+            kept, cell = taken and taken / job.name, lambda n, job=job: on_cell(job, n)
+            outcome = execute(job.source, target, job.parameters, timeout, cell, on_second, kept, draws)
             then = {"finished": now(), "digest": job.digest} | run.limits
             run.notebooks[job.name] = NotebookOutcome(**asdict(outcome), **then)
             if outcome.status != "ok":

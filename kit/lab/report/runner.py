@@ -18,7 +18,7 @@ import psutil
 import kit
 from kit.errors import ReportError
 from kit.lab import interrupts
-from kit.lab.measuring.kept import FOLDER
+from kit.lab.measuring.kept import DRAWS, FOLDER
 from kit.system import memory_available, note, python
 from kit.units import format_bytes
 
@@ -59,6 +59,7 @@ def execute(
     on_cell: Callable[[int], None] = lambda cell: None,
     on_second: Callable[[str], None] | None = None,
     taken: Path | None = None,
+    draws: Path | None = None,
 ) -> Outcome:
     """Run ``source`` with papermill in the folder of ``output``, which appears only when the run is over.
 
@@ -66,6 +67,7 @@ def execute(
     processes that it started are killed when it ends, after ``timeout`` seconds, and on any exception here (Ctrl-C).
     ``on_second`` is told once a second what the notebook is doing: "compiling", "measuring", or nothing known. What it
     measures is kept in the folder ``taken``, from where the same notebook run again takes it (kit.lab.measuring.kept).
+    ``draws``: after the last probe of the run, a file for the names of what it measures all the same.
     """
     output = output.absolute()  # the child works in that folder
     partial, log = output.with_name(f".{output.stem}.partial.ipynb"), output.with_suffix(".log")
@@ -75,12 +77,12 @@ def execute(
     }  # fmt: skip
     started, reason, records_before = time.monotonic(), "", []
     if taken:
-        taken.mkdir(exist_ok=True)
+        taken.mkdir(parents=True, exist_ok=True)
     try:
         with (
             tempfile.TemporaryDirectory(dir=_short_folder()) as ipython_folder,
             open(log, "wb") as log_file,
-            _Child(job, ipython_folder, log_file, taken) as child,
+            _Child(job, ipython_folder, log_file, {FOLDER: str(taken or ""), DRAWS: str(draws or "")}) as child,
         ):
             for event in child.events(None if timeout is None else started + timeout, 1.0 if on_second else None):
                 interrupts.check()
@@ -110,7 +112,7 @@ def _short_folder() -> str | None:
 class _Child:
     """The process of kit.lab.report.child and everything that it starts. The end of the ``with`` is the end of them all."""
 
-    def __init__(self, job: dict, ipython_folder: str, log_file, taken: Path | None):
+    def __init__(self, job: dict, ipython_folder: str, log_file, variables: dict[str, str]):
         self._pipe, child_end = os.pipe()
         self.process = subprocess.Popen(
             python.running("kit.lab.report.child", str(child_end)),
@@ -120,9 +122,8 @@ class _Child:
                 "MPLBACKEND": "module://matplotlib_inline.backend_inline",
                 "KIT_READING": os.path.join(ipython_folder, "reading"),
                 "KIT_DOING": os.path.join(ipython_folder, "doing"),
-                FOLDER: str(taken or ""),
                 "IPYTHONDIR": ipython_folder,  # the user's start-up files must not change a measurement
-            },
+            } | variables,
         )  # fmt: skip
         os.close(child_end)
         self._seen = {psutil.Process(self.process.pid)}
