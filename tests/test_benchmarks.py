@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import kind_files
 import model_files
 import numpy as np
 import pandas as pd
@@ -47,6 +48,11 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         {"_quality": lambda *_: {"kl": 0.5}},
         {"only": "decode, gemma", "samples": 2},
         ("decode, fused-int8, gemma", "decode, fused, gemma", "decode, llama.cpp, gemma"),
+    ),
+    "depths": (
+        {"MODELS": {"tiny": None}, "machine": SimpleNamespace(probe=lambda _: SimpleNamespace(read_gbps=10.0))},
+        {"depths": (12, 40)},
+        ("tiny at 40, sparse latent, index", "tiny at 40, index and choosing", "tiny at 12, weights and the rest"),
     ),
     "dequantize": ({"ROWS": 1024, "COMMON": ("Q4_K",)}, {"only": "Q4_K", "samples": 2}, ("Q4_K",)),
     "explain": ({"GENERATED": {"x": 1}, "SHARES": (0.5,), "TRAINED": {}}, {"samples": 2}, ("tiny", "1.10", "1.25")),
@@ -173,6 +179,8 @@ def test_it_runs(name, tmp_path, monkeypatch):
         monkeypatch.setattr(module, "Group", lambda *_: nullcontext(SimpleNamespace(run=None)))
         monkeypatch.setattr(module.child, "call", lambda function, *given, **_: function(*given))
         monkeypatch.setattr(module.budget, "process_bytes", int)
+    if name == "depths":
+        path = kind_files.write(tmp_path, "glm-dsa")
     if name == "parts":
         monkeypatch.setattr(module.decode, "path_of", lambda _: path)
     if name == "variants":

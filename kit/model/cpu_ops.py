@@ -229,11 +229,11 @@ class CpuOps(Ops):
         if not scores.is_cpu:
             return best_experts(scores, routing, bias)
         share, chosen = (scores.new_empty(len(scores), routing.used, dtype=dtype) for dtype in (torch.float32, torch.int64))
-        if network.vocabulary:
+        if routing.tokens:
             file, table = self.weights.file, name.replace("ffn_gate_inp", "ffn_gate_tid2eid")
             chosen = torch.from_numpy(of_tokens(blocks_of(file, table), self.tokens, network, file.path))
         self.do("route", F.pad(scores, (0, -scores.shape[1] % 16))[:, : scores.shape[1]], chosen, share, routing, bias,
-                given=bool(network.vocabulary))  # fmt: skip
+                given=bool(routing.tokens))  # fmt: skip
         return share, chosen
 
 

@@ -241,8 +241,8 @@ class CompressedCache(FixedState):
         """The first rows, (count, size) float32."""
         return self._store.read(self.rows.window + count)[0][self.rows.window :]
 
-    def histories(self) -> tuple[History, History]:
-        """Of all, and of the rows after the ring, for kernels."""
+    def ring_and_rows(self) -> tuple[History, History]:
+        """Addresses and layout of all, and of the rows after the ring, for kernels."""
         return self._store.history, History.of(self._store.data[:, self.rows.window :], self._store.kind)
 
     def copied(self) -> list[torch.Tensor]:

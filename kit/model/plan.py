@@ -176,7 +176,7 @@ class Plan(Ops):
     def experts(self, router, stacks, input, scored=None):
         network = self.config.layers[layer_of(router)].feed_forward
         routing, scores = network.routing, self.linear(router, scored or input)
-        if network.vocabulary:
+        if routing.tokens:
             table = self.weights.blocks(router.replace("ffn_gate_inp", "ffn_gate_tid2eid"))
             self._hashed.append((layer_of(router), network, table))
         products = []
@@ -188,7 +188,7 @@ class Plan(Ops):
             self.vector(router.replace("ffn_gate_inp.weight", name)) for name in (routing.bias, "ffn_down_exps.scale")
         )
         chosen, shares = self._chosen[layer_of(router)], self.new(routing.used)
-        step = self.do("route", scores, chosen, shares, routing, bias, scales, given=bool(network.vocabulary))
+        step = self.do("route", scores, chosen, shares, routing, bias, scales, given=bool(routing.tokens))
         self._sets = self._choices[step] = []
         self._uses = []
         for place in range(routing.used):
@@ -238,7 +238,7 @@ class Plan(Ops):
         self.end("pool", first, layer=layer, nbytes=2 * sum(part.nbytes for part in held))
         made = mixer.turned_first(self, self.rms_norm(made, f"blk.{layer}.{name}_norm.weight")[:, None])
         self.program.rotate(mixer.rope.layout or self.config.family.rope, made, self.ropes[mixer.rope.of_keys], mixer.every)
-        self.program.append(made, cache.index.history if index else cache.histories()[1], mixer.every)
+        self.program.append(made, cache.index.history if index else cache.ring_and_rows()[1], mixer.every)
 
     def choose(self, layer, q, weights=None):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
@@ -250,15 +250,16 @@ class Plan(Ops):
 
     def attend(self, layer, q, k=None, v=None):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
-        histories, mixed = cache.histories(), self.new(1, q.shape[1] * q.shape[2])
+        mixed = self.new(1, q.shape[1] * q.shape[2])
         sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
         if mixer.memory.every:
-            ring, rows = histories
+            ring, rows = cache.ring_and_rows()
             self.program.write_ring(k, ring, mixer.rows)
             own = self.program.gather_rows(ring, rows, mixer.size, mixer.choice, mixer.window) if mixer.choice else ring
             self.program.attend(q, own, own, 1, mixed, mixer.scale, mixer.rows, mixer.cap, sinks)
             self.end("attention", first, layer=layer, nbytes=cache.bytes_attended, outcome="fused")
             return mixed
+        histories = cache.histories()
         written = {} if k is None else dict(zip(histories, (k, v), strict=True))  # of a latent both are one
         for history, new in written.items():
             self.program.append(new, history)

@@ -21,6 +21,7 @@ class Routing(NamedTuple):
     scale: float
     groups: int  # experts are chosen from the ``groups_used`` best groups alone; 1: from all
     groups_used: int
+    tokens: int = 0  # a table has the experts of each of so many tokens; 0: the router chooses
     bias: str = "exp_probs_b.bias"  # of the layer, may be absent: what is added to scores for the choice alone
 
 
@@ -38,7 +39,6 @@ class Mixture(LayerKind):
     gated: bool = True
     fused: str = ""
     limit: float = 0.0  # of experts, as Dense has it
-    vocabulary: int = 0  # a table has the experts of each of so many tokens; 0: the router chooses
 
     named, metadata = (
         "mixture",
@@ -62,6 +62,7 @@ class Mixture(LayerKind):
             scale=scale,
             groups=keys.count("expert_group_count", 0) or 1,
             groups_used=keys.count("expert_group_used_count", 0) or 1,
+            tokens=facts.vocabulary if hashed(facts, layer) else 0,
             bias="exp_probs_b" if f"blk.{layer}.exp_probs_b" in facts.stored else Routing._field_defaults["bias"],
         )
         gated, (limit, of_shared) = bool(shared) and family.shared_gated, limits(facts, layer)
@@ -69,13 +70,13 @@ class Mixture(LayerKind):
         if f"blk.{layer}.ffn_gate_up_exps.weight" in facts.stored:
             shape["fused"] = "gate_up"
         return cls(facts.hidden_size, facts.experts, size or facts.dense_size[layer], routing, shared, gated, **shape,
-                   limit=limit, vocabulary=facts.vocabulary if hashed(facts, layer) else 0)  # fmt: skip
+                   limit=limit)  # fmt: skip
 
     def tensors(self) -> Iterator[Tensor]:
         yield from matrix("ffn_gate_inp", self.experts, self.hidden_size)
         yield Tensor(self.routing.bias, (self.experts,), required=False)
-        if self.vocabulary:
-            yield Tensor("ffn_gate_tid2eid.weight", (self.vocabulary, self.routing.used))
+        if self.routing.tokens:
+            yield Tensor("ffn_gate_tid2eid.weight", (self.routing.tokens, self.routing.used))
         yield from stacks(self, "_exps", self.size, self.experts)
         if self.shared:
             yield from self.shared.tensors()
