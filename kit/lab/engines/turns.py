@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
@@ -104,29 +103,23 @@ def in_turn(
     ``read``: reads memory once in each round and returns GB/s, so that the limit is of the same minutes.
     ``strict``: EngineError where even those were disturbed, because a comparison on a busy machine is none.
     """
-    taken: list[tuple[float, tuple]] = []  # (cores of others, GB/s and pass by label) of each round
-    while len(taken) < 2 * rounds and sum(others <= state.BUSY for others, _ in taken) < rounds:
-        order = engines if len(taken) % 2 == 0 else engines[::-1]
-        once = partial(_round, order, kind, tokens, depth, read)
-        seen, others, disturbed = state.watched(once, engines)
-        taken.append((others if disturbed else 0.0, seen))
-    quietest = sorted(range(len(taken)), key=lambda number: taken[number][0])[:rounds]
-    kept = [taken[number] for number in sorted(quietest)]
+
+    def one(number: int) -> tuple[float | None, dict[str, Pass]]:
+        order = engines if number % 2 == 0 else engines[::-1]
+        return read() if read else None, {each.label: getattr(each, kind)(tokens, depth)[0] for each in order}
+
+    kept, tried = state.quietest(one, rounds, engines)
     busiest = max(others for others, _ in kept)
     if strict and busiest > state.BUSY:
         raise EngineError(
             f"not compared: the machine is busy, other processes used {busiest:.1f} cores during the quietest {len(kept)} of "
-            f"{len(taken)} rounds; close them and ask again"
+            f"{tried} rounds; close them and ask again"
         )
     gbps = tuple(speed for _, (speed, _) in kept if speed)
     return {
         each.label: Series(kind, tokens, depth, [passes[each.label] for _, (_, passes) in kept], busiest, gbps)
         for each in engines
     }
-
-
-def _round(engines, kind, tokens, depth, read) -> tuple[float | None, dict[str, Pass]]:
-    return read() if read else None, {each.label: getattr(each, kind)(tokens, depth)[0] for each in engines}
 
 
 def ratio(before: str, after: str, series: dict[str, Series]) -> Compared | None:

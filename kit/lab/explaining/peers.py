@@ -75,12 +75,12 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
                 rows[name] = {"reason": str(error).replace(str(path), path.name)}
                 if name in running:
                     running.pop(name).close()
-        said, taken = {}, []  # taken: (cores of others, seconds of the prompt and of the tokens by engine) of each round
+        said = {}
         file = stack.enter_context(kit.open(path))
         stack.callback(file.unmap_pages)
         read = minutes.reader(file) if running else None
 
-        def once():
+        def once(_):
             seconds = {PAGES: read()} if read else {}
             for name, engine in running.items():
                 seconds[name] = [engine.ask(begin=prompt)[0]]
@@ -88,10 +88,8 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
                 seconds[name].append(took)
             return seconds
 
-        while running and len(taken) < 2 * rounds and sum(others <= state.BUSY for others, _ in taken) < rounds:
-            seconds, others, disturbed = state.watched(once, [engine.process for engine in running.values()])
-            taken.append((others if disturbed else 0.0, seconds))
-        taken = sorted(taken, key=lambda each: each[0])[:rounds]  # the quietest
+        # (cores of others, seconds of the prompt and of the tokens by engine) of each round
+        taken = state.quietest(once, rounds, [engine.process for engine in running.values()])[0] if running else []
         for name, engine in running.items():
             row, resident = rows[name], engine.memory()
             prefills, samples = zip(*(seconds[name] for _, seconds in taken), strict=True)
@@ -100,7 +98,7 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
             row |= {"prefill": len(prompt) / float(np.median(prefills)), "speed": float(np.median(row["samples"]))}
             row |= {"resident": resident, "mapped": engine.mapped(path), "beyond imports": resident - engine.base}
             row["agree"] = int(np.equal(said[name], next(iter(said.values()))).cumprod().sum())
-            row["others"] = taken[-1][0]
+            row["others"] = max(others for others, _ in taken)
     finally:
         stack.close()
         for engine in running.values():

@@ -250,7 +250,7 @@ def _losses(files, first, tokens, progress) -> dict:
 
 def _speeds(paths, prompt, rounds, new, progress):
     """({(path, way): tokens per second of each round}, {(path, way): resident bytes}, GB/s, cores of others)."""
-    running, read, taken = {}, [], []
+    running, read = {}, []
     with ExitStack() as stack:
         for path in paths:
             for way, row in WAYS.items():
@@ -260,7 +260,8 @@ def _speeds(paths, prompt, rounds, new, progress):
                 process.ask(begin=prompt)
                 process.ask(steps=2)
 
-        def once():
+        def once(_):
+            bar.update()
             speeds = {}
             for key, process in running.items():
                 process.ask(begin=prompt)
@@ -269,14 +270,10 @@ def _speeds(paths, prompt, rounds, new, progress):
             return speeds
 
         bar = tqdm(total=rounds, desc="speeds", unit="round", disable=None if progress else True)
-        while len(taken) < 2 * rounds and sum(others <= state.BUSY for others, _ in taken) < rounds:
-            speeds, others, disturbed = state.watched(once, [process.process for process in running.values()])
-            taken.append((others if disturbed else 0.0, speeds))
-            bar.update()
+        taken, _ = state.quietest(once, rounds, [process.process for process in running.values()])
         bar.close()
         memory = {key: process.memory() for key, process in running.items()}
-    taken = sorted(taken, key=lambda each: each[0])[:rounds]  # the quietest
-    return {key: [speeds[key] for _, speeds in taken] for key in running}, memory, max(read), taken[-1][0]
+    return {key: [speeds[key] for _, speeds in taken] for key in running}, memory, max(read), max(others for others, _ in taken)
 
 
 def _nbytes(file) -> int:

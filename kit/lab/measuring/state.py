@@ -94,6 +94,19 @@ def watched(work: Callable[[], object], with_: Iterable[psutil.Process] = ()) ->
     return done, others, others > BUSY and end - start >= _SAMPLE_SECONDS  # CPU times have a resolution of 10 ms
 
 
+def quietest(
+    take: Callable[[int], object], rounds: int, with_: Iterable[psutil.Process] = ()
+) -> tuple[list[tuple[float, object]], int]:
+    """((cores of others that disturbed it, ``take(number)``) of the quietest ``rounds`` in their order, how many were taken):
+    until so many are quiet, at most twice as many. ``with_`` as of ``watched``."""
+    taken = []
+    while len(taken) < 2 * rounds and sum(others <= BUSY for others, _ in taken) < rounds:
+        done, others, disturbed = watched(lambda: take(len(taken)), with_)
+        taken.append((others if disturbed else 0.0, done))
+    first = sorted(range(len(taken)), key=lambda number: taken[number][0])[:rounds]
+    return [taken[number] for number in sorted(first)], len(taken)
+
+
 def seconds_of_others(own: Iterable[psutil.Process]) -> float:
     """Seconds of cores that all processes but ``own`` have used so far."""
     total = psutil.cpu_times()
