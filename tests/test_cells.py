@@ -293,6 +293,19 @@ CASES = {  # a notebook joins by its row
             "tried": own_engine.Tried((0.2, 0.21, 0.22), (0.4, 0.5, 0.4)),
         },
     ),
+    "12_drafts": Case(
+        number={"share": 0.123},
+        opposite={
+            "cost": lambda cost: cost._replace(verify=(cost.plain, *(30 * each for each in cost.verify[1:])), draft=1e-9),
+            "runs": lambda runs: {
+                key: replace(run, told=replace(run.told, accepted=1, refused=3), passes=[(1, 9.0)] * 3)
+                for key, run in runs.items()
+            },
+            "risen": lambda risen: -risen - 1,
+            "copied": [90.5] * 3,
+            "head": lambda head: 2 * head,
+        },
+    ),
     "10_experts": Case(
         number={"parts": (0.1, 0.3)},
         small={"parts": (0.18, 0.54), "tokens_of": (1.5, 4)},

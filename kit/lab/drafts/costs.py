@@ -23,23 +23,30 @@ def timed(work) -> float:
     return time.perf_counter() - start
 
 
-def verification(model, cache, tokens: Sequence[int], most: int = MOST, rounds: int = ROUNDS) -> Costs:
-    """Costs of passes over 1 to ``most`` + 1 of ``tokens`` after the positions in ``cache``, which is left as it was. All sizes
-    are timed in turn; of each the median counts."""
+def typical(rounds: Sequence[Costs]) -> Costs:
+    """The median of each cost."""
+    median = statistics.median
+    verify = tuple(map(median, zip(*(each.verify for each in rounds), strict=True)))
+    return Costs(verify, *(median(getattr(each, name) for each in rounds) for name in Costs._fields[1:]))
+
+
+def verification(model, cache, tokens: Sequence[int], most: int = MOST, rounds: int = ROUNDS) -> list[Costs]:
+    """Costs of passes over 1 to ``most`` + 1 of ``tokens`` after the positions in ``cache``, which is left as it was: a row for
+    each round, in which all sizes take turns."""
     base, sizes = cache.mark(), range(1, most + 2)
-    passes: dict[int, list[float]] = {size: [] for size in sizes}
-    backs, copies = [], []
+    taken = []
     for number in range(rounds + 1):
+        passes, backs = {}, []
         for size in sizes if number % 2 else reversed(sizes):
             start = time.perf_counter()
             done = model.verify(tokens[:size], cache) if size > 1 else model.step(tokens[:1], cache)
-            passes[size].append(time.perf_counter() - start)
+            passes[size] = time.perf_counter() - start
             if size > 1:
                 backs.append(timed(lambda done=done, size=size: done.keep(size // 2)))
             cache.back_to(base)
-        copies.append(timed(cache.mark))
-    each = tuple(statistics.median(passes[size][1:]) for size in sizes)
-    return Costs(each, 0.0, 0.0, statistics.median(backs[most:]), 0.0 if cache.can_be_cut else statistics.median(copies))
+        copies = 0.0 if cache.can_be_cut else timed(cache.mark)
+        taken.append(Costs(tuple(passes[size] for size in sizes), 0.0, 0.0, statistics.median(backs), copies))
+    return taken[1:]
 
 
 def drafting(drafter: Drafter, tokens: Sequence[int], rounds: int = ROUNDS) -> tuple[float, float]:

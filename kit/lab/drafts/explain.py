@@ -44,7 +44,7 @@ def measured(file, draft, say: Callable[[str], None] = lambda text: None, tokens
     say(f"timing passes over 1 to {MOST + 1} tokens")
     cache = model.new_cache()
     model.step(texts["prose"], cache)
-    cost = costs.verification(model, cache, texts["prose"])
+    cost = costs.typical(costs.verification(model, cache, texts["prose"]))
     each, rest = costs.drafting(drafter, texts["code"])
     cost = cost._replace(draft=each, catch_up=rest)
     curve = [
@@ -54,7 +54,7 @@ def measured(file, draft, say: Callable[[str], None] = lambda text: None, tokens
     rows = []
     for name, ids in texts.items():
         say(f"answering {name} with the draft")
-        rows.append(_passage(name, answered(model, drafter, ids, tokens), cost))
+        rows.append(_passage(name, answered(model, drafter, ids, tokens)[0], cost))
     even = {str(drafted): predicted.break_even(cost, drafted) for drafted in range(1, MOST + 1)}
     return {
         "curve": curve, "bandwidth": roof.bandwidth, "rates": roof.rates, "break_even": even, "passages": rows,
@@ -65,16 +65,19 @@ def measured(file, draft, say: Callable[[str], None] = lambda text: None, tokens
     }  # fmt: skip
 
 
-def answered(model, drafter, ids, tokens: int) -> Drafting:
-    """What drafts gave in an answer of up to so many tokens, all along: a draft that loses stays."""
+def answered(model, drafter, ids, tokens: int) -> tuple[Drafting, list[tuple[int, float]]]:
+    """(what drafts gave in an answer of up to so many tokens, tokens and seconds of each pass over a draft whose size ran
+    before). A draft that loses stays."""
     told, cache = Drafting(drafter.name, drafter.nbytes, stays=True), model.new_cache()
-    ends = model.tokenizer.end_tokens
-    done = 0
-    for new, *_ in passes(model, cache, ids, Sampler(), drafter, DRAFTED, ends, tokens, told):
+    ends, done, each, sizes = model.tokenizer.end_tokens, 0, [], {len(ids)}
+    for new, seconds, count in passes(model, cache, ids, Sampler(), drafter, DRAFTED, ends, tokens, told):
         done += len(new)
+        if count > 1 and count in sizes and done > 1:
+            each.append((len(new), seconds))
+        sizes.add(count)
         if done >= tokens or new[-1] in ends or cache.length == cache.context:
             break
-    return told
+    return told, each
 
 
 def _passage(name: str, told: Drafting, cost: predicted.Costs) -> dict:

@@ -1,0 +1,109 @@
+"""Page 12: which models draft for which, their costs and answers, measured once a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import kit
+from kit.errors import ModelError
+from kit.gguf.trained import TRAINED
+from kit.lab.drafts import costs, explain, passages
+from kit.lab.drafts.predicted import Costs
+from kit.lab.measuring import arithmetic
+from kit.lab.measuring.kept import once_a_run
+from kit.lab.synthetic.write import cached_model
+from kit.model.drafts import Drafting, drafter_of
+from kit.system.paths import models_folder
+
+_PAIR = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
+_HYBRID = {"smoke": ("tiny-qwen35", 4), "quick": ("qwen3.5-2b", 4), "full": ("qwen3.5-2b", None)}
+_MOST = 200  # tokens of a passage: a generated vocabulary has one for each byte
+_BLOCKS = 3  # of the passes of an answer, each a sample
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What drafts gave on a passage; ``passes``: (tokens, seconds) of each pass over a draft."""
+
+    told: Drafting
+    passes: list[tuple[int, float]]
+
+    @property
+    def gains(self) -> list[float]:
+        """Tokens per second with the draft over those without, in turn, by thirds of the answer."""
+        if not self.told.plain or len(self.passes) < _BLOCKS:
+            return []
+        alone = float(np.median(self.told.plain))
+        blocks = np.array_split(np.array(self.passes), _BLOCKS)
+        return [float(alone * block[:, 0].sum() / block[:, 1].sum()) for block in blocks]
+
+
+def pair_of(lab, draft: str = "") -> tuple[Path, str, bool]:
+    """(the model, its draft, whether both are trained): those that were given; else Qwen2.5-Coder 1.5B and 0.5B where they are
+    on this machine, unless the profile is smoke; else a generated model in two types, of which the smaller drafts."""
+    if lab.model or draft:
+        if not (lab.model and draft):
+            raise ModelError("page 12 needs both or none: `model`, and `draft` with the same vocabulary")
+        return lab.path(), draft, True
+    trained = [models_folder() / TRAINED[name].file for name in _PAIR]
+    if lab.profile.name != "smoke" and all(path.exists() for path in trained):
+        return trained[0], str(trained[1]), True
+    name, layers = lab.profile.models["tinyllama-1.1b"]
+    sides = [cached_model(name, mix, layers, lab.seed, models_folder()) for mix in ("Q8_0", "Q4_K_M")]
+    return sides[0], str(sides[1]), False
+
+
+def hybrid_of(lab) -> Path:
+    """A generated model most of whose layers have states."""
+    name, layers = _HYBRID[lab.profile.name]
+    return cached_model(name, "Q4_K_M", layers, lab.seed, models_folder())
+
+
+def _model(path):
+    file = kit.open(path)
+    return kit.Transformer(kit.Weights(file), linear="fused", max_context=min(1024, kit.Transformer(file).max_context))
+
+
+@once_a_run
+def verification(path: Path, samples: int, most: int = 8) -> list[Costs]:
+    """Costs of passes over 1 to ``most`` + 1 tokens, a row for each of ``samples`` rounds."""
+    model = _model(path)
+    ids, cache = passages.ids_of(model, "prose")[:_MOST], model.new_cache()
+    model.step(ids, cache)
+    return costs.verification(model, cache, ids, most, samples)
+
+
+@once_a_run
+def drafting(path: Path, draft: str, samples: int) -> tuple[float, float]:
+    """Seconds of a drafted token, and of the rest of a draft."""
+    model = _model(path)
+    return costs.drafting(drafter_of(model, draft, 4), passages.ids_of(model, "code")[:_MOST], samples)
+
+
+@once_a_run
+def answers(path: Path, draft: str, tokens: int) -> dict[str, Answer]:
+    """Passage -> its Answer of up to ``tokens`` tokens, in drafts of explain.DRAFTED."""
+    model, each = _model(path), {}
+    for name in passages.PASSAGES:
+        drafter = drafter_of(model, draft, explain.DRAFTED)
+        each[name] = Answer(*explain.answered(model, drafter, passages.ids_of(model, name)[-_MOST:], tokens))
+    return each
+
+
+@once_a_run
+def agreement(path: Path, draft: str) -> dict[str, tuple[float, float]]:
+    """Passage -> how often in % both models have the same next token in its second half, (without, with) the first half."""
+    both, shares = [_model(path), _model(draft)], {}
+    for name in passages.PASSAGES:
+        ids = passages.ids_of(both[0], name)[:_MOST]
+        half = len(ids) // 2
+        short, long = ([model.logits(some, -(len(ids) - half)).argmax(1) for model in both] for some in (ids[half:], ids))
+        shares[name] = tuple(100 * float((a == b).float().mean()) for a, b in (short, long))
+    return shares
+
+
+@once_a_run
+def rates() -> dict[str, float]:
+    """Operations per second by kind of arithmetic."""
+    return {kind: rate.best for kind, rate in arithmetic.probe(2).items()}
