@@ -23,7 +23,7 @@ _BLOCKS = 3  # of the passes of an answer, each a sample
 
 
 @dataclass(frozen=True)
-class Answer:
+class Spoken:
     """What drafts gave on a passage; ``passes``: (tokens, seconds) of each pass over a draft."""
 
     told: Drafting
@@ -82,12 +82,12 @@ def drafting(path: Path, draft: str, samples: int) -> tuple[float, float]:
 
 
 @once_a_run
-def answers(path: Path, draft: str, tokens: int) -> dict[str, Answer]:
-    """Passage -> its Answer of up to ``tokens`` tokens, in drafts of explain.DRAFTED."""
+def answers(path: Path, draft: str, tokens: int) -> dict[str, Spoken]:
+    """Passage -> what was Spoken, of up to ``tokens`` tokens, in drafts of explain.DRAFTED."""
     model, each = _model(path), {}
     for name in passages.PASSAGES:
         drafter = drafter_of(model, draft, explain.DRAFTED)
-        each[name] = Answer(*explain.answered(model, drafter, passages.ids_of(model, name)[-_MOST:], tokens))
+        each[name] = Spoken(*explain.answered(model, drafter, passages.ids_of(model, name)[-_MOST:], tokens))
     return each
 
 
