@@ -24,7 +24,7 @@ from reference_model import forward
 import kit
 from kit.cpu import activations as activations_in_digits
 from kit.cpu import crossings, gemm_codes, gemv_codes, simd, superblock_scales, superblocks
-from kit.cpu.crossings import ROWS, TILES
+from kit.cpu.crossings import FLOATS, ROWS, TILES
 from kit.cpu.linear import MANY_TOKENS, linear
 from kit.cpu.simd.memory import store
 from kit.errors import QuantError
@@ -218,8 +218,11 @@ def test_prompts_equal_float64(qtype, tier, accuracy, rows, columns, tokens, see
 @pytest.mark.skipif(not simd.features() >= simd.TIERS["avx2"], reason="needs a CPU with AVX2 to play an older one")
 def test_without_dot_products_of_bytes():
     """AVX2's multiply-add of bytes saturates at 16 bits: codes of four bits and of eight, in a process compiled for no VNNI."""
-    code = "from test_fused import check, guarded\n"
+    code = "from test_fused import FLOATS, TILES, by, check, guarded\n"
     code += "for q in ('Q4_K', 'Q8_0', 'Q5_0', 'Q3_K'): check(q, 20, 768, 17, 'int8'), check(q, 5, 768, 1, 'float32')\n"
+    code += "for q in ('Q4_K', 'Q8_0', 'Q6_K'):\n"
+    code += "    with by(TILES): check(q, 20, 768, 6, 'int16'), check(q, 20, 768, 9, 'float32')\n"
+    code += "    with by(FLOATS): check(q, 37, 800 if q == 'Q8_0' else 768, 300, 'float32')\n"
     code += "for q in ('Q8_0', 'Q5_0'):\n"
     code += "    for n, columns in enumerate((32, 160, 544, 576)): check(q, 5, columns, 1 + n, 'float32', place=guarded)\n"
     features = {"NUMBA_CPU_NAME": "x86-64-v3", "NUMBA_CPU_FEATURES": "+avx,+avx2,+f16c,+ssse3,+sse4.1,+fma,+bmi"}
@@ -306,18 +309,23 @@ def test_three_digits_hold_24_bits_of_the_largest(digits, qtype, x):
     assert np.abs(record[256:320].view(np.float32) + right.sum(1)).max() <= 16 * near
 
 
-@pytest.mark.parametrize("qtype", ["Q4_K", "Q6_K", "Q8_0", "IQ4_XS"])
-def test_the_largest_codes_times_the_largest_digits_do_not_overflow(qtype):
-    """The highest code everywhere, and activations whose digits are all at an end."""
+@pytest.mark.parametrize("name", [ROWS, TILES])
+@pytest.mark.parametrize("qtype", ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS"])
+def test_the_largest_codes_times_the_largest_digits_do_not_overflow(qtype, name):
+    """The highest code everywhere, or the lowest int8, and activations whose digits are all at an end."""
     blocks, _ = matrix(qtype, 4, 256)
-    for field in {plane.field for plane in FORMATS[qtype].codes.planes}:
-        blocks.view(FORMATS[qtype].layout)[field] = 127 if qtype == "Q8_0" else 255
-    w = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[qtype]).astype(np.float64)
-    for near in (1, -1, 1 - 2**-9, 2**-9 - 1, 1 - 2**-17):
-        x = torch.full((1, 256), near, dtype=torch.float32)
-        x[0, 0] = 1
-        right = x.double().numpy() @ w.T
-        assert np.abs(linear(blocks, qtype, x).numpy() - right).max() < 1e-6 * np.abs(w).sum(1).max()
+    for code in (127, 128) if qtype == "Q8_0" else (255,):
+        for field in {plane.field for plane in FORMATS[qtype].codes.planes}:
+            blocks.view(FORMATS[qtype].layout)[field] = np.uint8(code).view(np.int8) if qtype == "Q8_0" else code
+        w = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[qtype]).astype(np.float64)
+        for near in (1, -1, 1 - 2**-9, 2**-9 - 1, 1 - 2**-17):
+            x = torch.full((1 if name == ROWS else 4, 256), near, dtype=torch.float32)
+            x[:, 0] = 1
+            right = x.double().numpy() @ w.T
+            for accuracy in ("float32", "int8")[: 2 if abs(near) == 1 else 1]:
+                with by(name):
+                    y = linear(blocks, qtype, x, accuracy).numpy()
+                assert np.abs(y - right).max() < 1e-6 * np.abs(w).sum(1).max(), accuracy
 
 
 def test_transposed_activations():

@@ -18,6 +18,7 @@ from numba import types
 from kit.cpu import threads
 from kit.cpu.activations import DIGITS, NATURAL, RECORD, SCALE, SUMS, address, record_bytes
 from kit.cpu.simd.amx import configure, multiply, release
+from kit.cpu.simd.isa import has_vnni
 from kit.cpu.simd.memory import copy, load, prefetch_far, stack, store
 from kit.cpu.simd.registers import add_dots_of, several_of, sum_of_products, times_numbers
 from kit.cpu.simd.sums import fma
@@ -32,8 +33,9 @@ f32 = types.float32
 FEWEST = 16  # tokens of the matrix unit's tiles
 TILES = {"amx": (16, 1), "avx512": (6, 2), "avx2": (4, 1), "neon": (4, 1)}  # tokens and sixteens of rows: see multiplier
 WIDE = (2, 4, 6, 16)  # tokens of a tile, for each of which a kernel is compiled
-# Digits -> what is faster than torch's products of floats, for MANY_TOKENS of kit.cpu.linear. On AVX2 three digits take longer.
-FASTER = {1: tuple(TILES), 2: ("avx512",), 3: ("avx512",)}
+# Digits -> what is faster than torch's products of floats, for MANY_TOKENS of kit.cpu.linear. AVX2's three digits are about as
+# fast as its floats, whichever of them crossings.py finds.
+FASTER = {1: tuple(TILES), 2: ("avx512", "avx2"), 3: ("avx512",)}
 ROWS, _TOKENS = 64, 512  # of a piece: its sums and its unpacked weights stay in the second-level cache
 
 _scratch, _lines, _weights = stack(128 + 512), stack(UNPACKED), stack(2 * UNPACKED)
@@ -105,13 +107,21 @@ def _by_tiles(format: Format):
     return add_superblock
 
 
-def _by_dots(format: Format, tokens: int, sixteens: int, digits: int):
+def _signed(format: Format, multiplier: str, digits: int) -> bool:
+    """Whether codes are multiplied as int8: by the matrix unit, and where AVX2's multiply-add takes seven bits of uint8. The
+    second digits may be -128, whose sign it cannot change."""
+    of_bytes = multiplier == "avx2" and not has_vnni() and digits == 1 and largest_code(format) > 127
+    return multiplier == "amx" or (of_bytes and format.scales.sign == 0)
+
+
+def _by_dots(format: Format, multiplier: str, tokens: int, sixteens: int, digits: int):
     """``_by_tiles`` with dot products of bytes, for ``sixteens`` x 16 rows and ``count`` x ``tokens``; totals: (sixteens,
     count, tokens, 16 rows)."""
     groups, size = SUPERBLOCK // group_of(format), record_bytes(digits)
     many, by_group = 16 // groups, digits == 1 and format.activations < SUPERBLOCK
     places = (0, RECORD, RECORD + SUPERBLOCK)[:digits]
-    add_dots = add_dots_of(64 // groups, largest_code(format), SCALE - SUMS if by_group else 0, places)
+    signed = _signed(format, multiplier, digits)
+    add_dots = add_dots_of(64 // groups, largest_code(format), SCALE - SUMS if by_group else 0, places, signed)
     (load_rows, _), (load_tile, store_tile) = several_of(sixteens), several_of(tokens * sixteens)
 
     @inner
@@ -141,8 +151,8 @@ def kernel(format: Static, tier: Static, multiplier: Static, activations: Static
     digits, wide = DIGITS[activations.value], int(wide.value)
     size = record_bytes(digits)
     amx, (_, high), group = multiplier.value == "amx", TILES[multiplier.value], group_of(format.value)
-    add_superblock = _by_tiles(format.value) if amx else _by_dots(format.value, wide, high, digits)
-    less = Static(lowered(format.value, amx))
+    add_superblock = _by_tiles(format.value) if amx else _by_dots(format.value, multiplier.value, wide, high, digits)
+    less = Static(lowered(format.value, _signed(format.value, multiplier.value, digits)))
 
     def tiles(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
         sixteens, end, first, until = columns // 16, blocks + rows * row_bytes, task * share, min(rows, (task + 1) * share)

@@ -43,7 +43,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
 def in_pieces(qtype: str, x: torch.Tensor, activations: str) -> torch.Tensor | None:
     """None, or if torch multiplies as many tokens faster from dequantized pieces of the matrix, x as it is to be multiplied."""
     format = FORMATS[qtype]
-    if len(x) < MANY_TOKENS or _in_bytes(format, activations):
+    if len(x) < MANY_TOKENS or _in_bytes(format, activations) or _in_strips(format, activations):
         return None
     return rounded(x, format.activations) if DIGITS[activations] == 1 and format.codes else x
 
@@ -57,6 +57,11 @@ def rounds_prompts(activations: str) -> bool:
 def _in_bytes(format, activations) -> bool:
     """Whether kit.cpu.gemm_codes multiplies this many tokens."""
     return format.codes is not None and gemm_codes.multiplier() in gemm_codes.FASTER[DIGITS[activations]]
+
+
+def _in_strips(format, activations) -> bool:
+    """Whether kit.cpu.gemm multiplies this many tokens as they are, faster than torch does."""
+    return tier().value in gemm.FASTER and (DIGITS[activations] > 1 or format.codes is None)
 
 
 class Activations:

@@ -247,11 +247,37 @@ def _eight_lanes(builder, total, a, b, largest: int):
     """
     if has_vnni():
         return emit.call(builder, "llvm.x86.avx512.vpdpbusd.256", total.type, total, a, b)
-    words = ir.VectorType(I16, 16)
     for bits in filter(None, (0x7F & largest, 0x80 & largest)):
-        pairs = emit.call(builder, "llvm.x86.avx2.pmadd.ub.sw", words, builder.and_(a, every(a.type, bits)), b)
-        total = builder.add(total, emit.call(builder, "llvm.x86.avx2.pmadd.wd", total.type, pairs, every(words, 1)))
+        total = emit_widened(builder, total, emit_pairs(builder, builder.and_(a, every(a.type, bits)), b))
     return total
+
+
+def most_pairs(largest: int, signed: bool) -> int:
+    """How many results of ``emit_pairs`` add up in 16 bits, for codes of at most ``largest`` or int8; 0: not one, or VNNI adds
+    four products in 32 bits."""
+    return 0 if has_vnni() else 1 if signed else (2**15 - 1) // (2 * 128 * largest)
+
+
+def emit_pairs(builder, a, b, signed=False):
+    """Sums of two products in 16 bits with AVX2's multiply-add: a is uint8 of at most 127, or int8 if ``signed``, and then no
+    number in b is -128."""
+
+    def part(a, b):
+        if signed:
+            b = emit.call(builder, "llvm.x86.avx2.psign.b", b.type, b, a)
+            a = emit.call(builder, "llvm.abs.v32i8", a.type, a, ir.Constant(ir.IntType(1), 0))
+        return emit.call(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), a, b)
+
+    return _in_parts(builder, 32, (a, b), part)
+
+
+def emit_widened(builder, total, pairs):
+    """total plus the sums of two neighbors each of ``pairs``, in 32 bits."""
+
+    def part(total, pairs):
+        return builder.add(total, emit.call(builder, "llvm.x86.avx2.pmadd.wd", total.type, pairs, every(pairs.type, 1)))
+
+    return _in_parts(builder, 8, (total, pairs), part)
 
 
 @intrinsic

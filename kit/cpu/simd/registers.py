@@ -6,7 +6,7 @@ from numba.extending import intrinsic
 
 from kit.cpu.simd import emit
 from kit.cpu.simd.emit import FLOAT32, I32, emits, every
-from kit.cpu.simd.isa import emit_dot4
+from kit.cpu.simd.isa import emit_dot4, emit_pairs, emit_widened, most_pairs
 from kit.cpu.simd.vectors import Vector, f32x16, i32x16, u8x64
 
 _i64 = types.int64
@@ -21,9 +21,9 @@ def _spread(builder, address, offset=0):
     return emit.broadcast(builder, _load(builder, FLOAT32, address, offset), f32x16.llvm)
 
 
-def several_of(count: int):
-    """Two primitives for tuples of ``count`` vectors: load(address, stride), of f32x16, and store(address, stride, tuple)."""
-    several = types.UniTuple(f32x16, count)
+def several_of(count: int, kind: Vector = f32x16):
+    """Two primitives for tuples of ``count`` vectors of a kind: load(address, stride), and store(address, stride, tuple)."""
+    several = types.UniTuple(kind, count)
 
     def places(builder, address, stride):
         return [emit.strided(builder, address, stride, i) for i in range(count)]
@@ -31,7 +31,7 @@ def several_of(count: int):
     @intrinsic
     def load_several(_, address, stride):
         def code(builder, address, stride):
-            return pack_array(builder, [_load(builder, f32x16.llvm, at) for at in places(builder, address, stride)])
+            return pack_array(builder, [_load(builder, kind.llvm, at) for at in places(builder, address, stride)])
 
         return emits(several(_i64, _i64), code)
 
@@ -39,7 +39,7 @@ def several_of(count: int):
     def store_several(_, address, stride, vectors):
         def code(builder, address, stride, vectors):
             for at, vector in zip(places(builder, address, stride), unpack_tuple(builder, vectors), strict=True):
-                builder.store(vector, emit.pointer(builder, at, f32x16.llvm), align=4)
+                builder.store(vector, emit.pointer(builder, at, kind.llvm), align=4)
 
         return emits(types.void(_i64, _i64, several), code)
 
@@ -58,7 +58,7 @@ def add_products(_, sums, rows, tokens):
     return emits(sums(sums, rows, tokens), code)
 
 
-def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = (0,)):
+def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = (0,), signed: bool = False):
     """A primitive: add_dots(tier, totals, x, stride, weights, apart, scales, minima, sums).
 
     Returns totals + scales * dots + minima * sums; where ``units`` is not 0, dots are times a number each token has, which lies
@@ -67,6 +67,8 @@ def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = 
     ``depth`` numbers of one digit or three, int8 at ``x`` + each of ``digits``, the next token's ``stride`` bytes on. scales,
     minima: an f32x16 for each sixteen rows. sums: the address of a float32, the next token's as for x.
     """
+
+    at_once = most_pairs(largest, signed)
 
     @intrinsic
     def add_dots(_, tier, totals, x, stride, weights, apart, scales, minima, sums):
@@ -80,16 +82,35 @@ def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = 
             def of(token, address):
                 return emit.strided(builder, address, stride, token)
 
+            def factors(k, digit):
+                """(which total, codes, digits): what the ``k``-th vectors of weights are multiplied with."""
+                rows = (emit.strided(builder, weights, apart, row) for row in range(len(scales)))
+                vectors = [_load(builder, u8x64.llvm, row, 64 * k) for row in rows]
+                for token in range(tokens):
+                    four = emit.broadcast(builder, _load(builder, I32, of(token, x), digit + 4 * k), i32x16.llvm)
+                    four = builder.bitcast(four, u8x64.llvm)
+                    for at, codes in zip(range(token, len(old), tokens), vectors, strict=True):
+                        yield at, codes, four
+
             def add(dots, digit):
                 """dots with the products of a digit."""
+                if at_once and tier.value == "avx2":
+                    return add_pairs(dots, digit)
                 for k in range(depth):
-                    rows = (emit.strided(builder, weights, apart, row) for row in range(len(scales)))
-                    vectors = [_load(builder, u8x64.llvm, row, 64 * k) for row in rows]
-                    for token in range(tokens):
-                        four = emit.broadcast(builder, _load(builder, I32, of(token, x), digit + 4 * k), i32x16.llvm)
-                        four = builder.bitcast(four, u8x64.llvm)
-                        for at, codes in zip(range(token, len(dots), tokens), vectors, strict=True):
-                            dots[at] = emit_dot4(builder, tier, dots[at], codes, four, largest)
+                    for at, codes, four in factors(k, digit):
+                        dots[at] = emit_dot4(builder, tier, dots[at], codes, four, largest)
+                return dots
+
+            def add_pairs(dots, digit):
+                """``add`` with sums of pairs, which are widened once for as many as fit 16 bits."""
+                for start in range(0, depth, at_once):
+                    sums = {}
+                    for k in range(start, min(depth, start + at_once)):
+                        for at, codes, four in factors(k, digit):
+                            pairs = emit_pairs(builder, codes, four, signed)
+                            sums[at] = builder.add(sums[at], pairs) if at in sums else pairs
+                    for at, pairs in sums.items():
+                        dots[at] = emit_widened(builder, dots[at], pairs)
                 return dots
 
             def floats(dots):
@@ -109,8 +130,9 @@ def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = 
                 row, token = divmod(at, tokens)
                 if units:
                     dot = builder.fmul(dot, _spread(builder, of(token, sums), units))
-                total = fma(dot, scales[row], old[at])
-                old[at] = fma(_spread(builder, of(token, sums)), minima[row], total)
+                old[at] = fma(dot, scales[row], old[at])
+                if not signed:
+                    old[at] = fma(_spread(builder, of(token, sums)), minima[row], old[at])
             return pack_array(builder, old)
 
         return emits(totals(tier, totals, *[_i64] * 4, scales, minima, _i64), code)
