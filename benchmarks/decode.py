@@ -70,7 +70,7 @@ CASES = {  # what: (positions held, tokens of a pass, KV cache of both, goals a 
 }
 for tier in TIERS:
     CASES[f"decode on {tier}"] = (64, 1, "float16", LESS, ("tinyllama-1.1b, 4 layers", "gemma-3-270m"))
-    CASES[f"prefill of 512 on {tier}"] = (0, 512, "float16", LESS, (SHORT, "gemma-3-270m"))
+    CASES[f"prefill of 512 on {tier}"] = (0, 512, "float16", PREFILL, (SHORT, "gemma-3-270m", *REAL))
 
 
 PEER = "llama.cpp"  # the ratios are of its speed

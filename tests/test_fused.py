@@ -24,7 +24,7 @@ from reference_model import forward
 import kit
 from kit.cpu import activations as activations_in_digits
 from kit.cpu import crossings, gemm_codes, gemv_codes, simd, superblock_scales, superblocks
-from kit.cpu.crossings import FLOATS, ROWS, TILES
+from kit.cpu.crossings import ROWS, TILES
 from kit.cpu.linear import MANY_TOKENS, linear
 from kit.cpu.simd.memory import store
 from kit.errors import QuantError
