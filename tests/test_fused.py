@@ -218,7 +218,7 @@ def test_prompts_equal_float64(qtype, tier, accuracy, rows, columns, tokens, see
 @pytest.mark.skipif(not simd.features() >= simd.TIERS["avx2"], reason="needs a CPU with AVX2 to play an older one")
 def test_without_dot_products_of_bytes():
     """AVX2's multiply-add of bytes saturates at 16 bits: codes of four bits and of eight, in a process compiled for no VNNI."""
-    code = "from test_fused import FLOATS, TILES, by, check, guarded\n"
+    code = "from kit.cpu.crossings import FLOATS, TILES\nfrom test_fused import by, check, guarded\n"
     code += "for q in ('Q4_K', 'Q8_0', 'Q5_0', 'Q3_K'): check(q, 20, 768, 17, 'int8'), check(q, 5, 768, 1, 'float32')\n"
     code += "for q in ('Q4_K', 'Q8_0', 'Q6_K'):\n"
     code += "    with by(TILES): check(q, 20, 768, 6, 'int16'), check(q, 20, 768, 9, 'float32')\n"
