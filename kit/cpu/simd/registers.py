@@ -177,29 +177,9 @@ def transpose(_, vectors):
 
     def code(builder, vectors):
         rows = unpack_tuple(builder, vectors)
-
-        def both(a, b, *picks):
-            """Of the same four lanes of a (0 to 3) and b (4 to 7), these, for each 128 bits: one instruction on every CPU."""
-            masks = ([quarter + n % 4 + n // 4 * 16 for quarter in range(0, 16, 4) for n in lanes] for lanes in picks)
-            return [emit.shuffle(builder, a, b, mask) for mask in masks]
-
-        fours = []  # of four rows: lanes 0, 4, 8 and 12, which are 128 bits each, then lanes 1, 5, 9 and 13 ...
-        for a, b, c, d in (rows[n : n + 4] for n in range(0, 16, 4)):
-            (ab, more), (cd, other) = (both(*two, (0, 4, 1, 5), (2, 6, 3, 7)) for two in ((a, b), (c, d)))
-            fours.append([*both(ab, cd, (0, 1, 4, 5), (2, 3, 6, 7)), *both(more, other, (0, 1, 4, 5), (2, 3, 6, 7))])
-
-        def quarters(a, b, *numbers):
-            """Of the quarters of a (0 to 3) and b (4 to 7), these."""
-            return emit.shuffle(builder, a, b, [4 * quarter + n for quarter in numbers for n in range(4)])
-
-        columns = [None] * 16
-        for n, (a, b, c, d) in enumerate(zip(*fours, strict=True)):
-            for first in (0, 2):
-                two, more = (quarters(*of, first, first + 1, first + 4, first + 5) for of in ((a, b), (c, d)))
-                columns[4 * first + n], columns[4 * first + 4 + n] = (
-                    quarters(two, more, 0, 2, 4, 6),
-                    quarters(two, more, 1, 3, 5, 7),
-                )
-        return pack_array(builder, columns)
+        halves = [[lane + other for lane in range(start, start + 8) for other in (0, 16)] for start in (0, 8)]
+        for _ in range(4):  # each riffles the vectors as a pack of cards
+            rows = [emit.shuffle(builder, rows[i], rows[i + 8], half) for i in range(8) for half in halves]
+        return pack_array(builder, rows)
 
     return emits(vectors(vectors), code)
