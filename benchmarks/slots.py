@@ -33,6 +33,7 @@ from kit.lab.predicting import routing
 from kit.lab.predicting.expert_caches import dense_bytes
 from kit.lab.predicting.routes import Routes, geometry_of
 from kit.model import budget, readers
+from kit.model.footprint import LIBRARIES, RUNNING
 from kit.model.slot_layout import SlotLayout
 from kit.system import counters, own_memory, peak_memory
 from kit.system.paths import models_folder
@@ -147,7 +148,7 @@ def _own() -> int:
     import torch
 
     torch.zeros(1)
-    return max(budget.PROCESS, own_memory())
+    return own_memory() + LIBRARIES + RUNNING
 
 
 def _taken(path, way, limit, size, prompt, tokens, ends) -> dict:

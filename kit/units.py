@@ -76,6 +76,11 @@ def format_quantity(value: float | None, unit: str = "") -> str:
     return f"{number}{unit}" if unit in ("x", "%") else f"{number} {unit}".rstrip()
 
 
+def format_rate(per_second: float) -> str:
+    """``"67.9"``, ``"4,140"``: tokens per second with three significant digits, and no exponent of ten above one."""
+    return f"{float(f'{per_second:.3g}'):,.0f}" if abs(per_second) >= 100 else f"{per_second:.3g}"
+
+
 def brief(value: float, unit: str = "s") -> str:
     """``"18 ms"``, ``"360 MiB"``, ``"1,100 tok/s"``: ``format_quantity`` with two significant digits, as an answer has them."""
     number, _, of = format_quantity(value, unit).partition(" ")

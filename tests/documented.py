@@ -31,6 +31,11 @@ def undocumented(command: str, value) -> list[str]:
     return [path for path in _paths(value, "") if not any(one.match(path) for one in known)]
 
 
+def all_paths(value) -> set[str]:
+    """The paths of all keys of an answer."""
+    return set(_paths(value, ""))
+
+
 def _paths(value, path: str):
     for each in value if isinstance(value, list) else ():
         yield from _paths(each, path)

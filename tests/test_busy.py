@@ -9,12 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 import kit
+from kit.gguf import pagecache
 from kit.lab.commands import cli
 from kit.lab.drafts import explain
 from kit.lab.engines.bounds_of import Roof
 from kit.lab.explaining import answer, offer, quants
 from kit.lab.measuring import busy, child, measurements, process
 from kit.lab.measuring.busy import Busy, apart
+from kit.lab.measuring.group import Group, missing_rights
+from kit.model.footprint import COMPILING, has_run
 from kit.system import groups, python
 
 LINE = "Busy machine: others used "
@@ -151,12 +154,12 @@ def test_the_plan_is_the_peak_within_a_tenth(files, name, request):
 
     with kit.open(path) as file:
         asked()  # kernels are compiled
-        process.has_run(file)
+        has_run(file)
         plan = process.process_bytes(file) + sum(info.nbytes for info in file.tensors.values())
     for _ in range(4):  # another checkout that shares the folder of kernels may have replaced one: then it compiles
         told = asked("--memory", "2GiB")
         peaks = told["peak_memory_bytes"], asked()["peak_memory_bytes"]
-        if 0.9 < told["plan_bytes"] / peaks[0] < 1.15 and 0.9 < plan / peaks[1] < 1.15:
+        if 0.95 < told["plan_bytes"] / peaks[0] < 1.1 and 0.95 < plan / peaks[1] < 1.1:
             return
     raise AssertionError(f"{plan / 2**20:.0f} and {told['plan_bytes'] / 2**20:.0f} MiB planned, {peaks} bytes were held")
 
@@ -175,8 +178,8 @@ def test_every_command_says_one_number(files):
         done = CliRunner().invoke(cli.main, [*map(str, words)])
         assert done.exit_code == 2
     with kit.open(path) as file:
-        process.has_run(file)
-        assert right - process.process_bytes(file) in (0, process.COMPILING)
+        has_run(file)
+        assert right - process.process_bytes(file) in (0, COMPILING)
 
 
 def test_a_machine_that_starts_no_process_has_a_plan(monkeypatch):
@@ -184,7 +187,7 @@ def test_a_machine_that_starts_no_process_has_a_plan(monkeypatch):
         raise child.ReportError("none")
 
     monkeypatch.setattr(child, "call", fails)
-    assert process.process_bytes() == process._ASSUMED + process.RUNNING
+    assert process.process_bytes() == process._ASSUMED + process.LIBRARIES + process.RUNNING
     monkeypatch.undo()
 
 
@@ -197,3 +200,44 @@ def test_pages_of_files_are_free_in_a_limited_group(tmp_path, monkeypatch, versi
     (tmp_path / "memory.stat").write_text(f"{prefix}inactive_file 200\n{prefix}active_file 300\n{prefix}anon 400\n")
     monkeypatch.setattr(groups, "own", lambda *_: [(version, tmp_path)])
     assert groups.memory() == [(1000, 600)]
+
+
+_IN_A_GROUP = """
+import mmap, pathlib, sys
+from kit.system import groups
+path = pathlib.Path(sys.argv[1])
+with path.open("rb", buffering=0) as file:
+    data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    for _ in range(3):
+        sum(data[at] for at in range(0, len(data), 4096))
+        while file.read(1 << 20):
+            pass
+        file.seek(0)
+    stat = {}
+    version, folder = groups.own("memory")[0]
+    for line in (folder / "memory.stat").read_text().splitlines():
+        name, value = line.split()
+        stat[name] = int(value)
+    pages = sum(stat[name] for name in groups.MEMORY[version].pages)
+    used = int((folder / groups.MEMORY[version].use).read_text())
+    free = min(groups.memory())[1]
+    active = stat[groups.MEMORY[version].pages[1]]
+    print(active, pages, (160 << 20) - used, free, flush=True)
+    held = bytearray(free - (16 << 20))
+    held[::4096] = b"x" * len(held[::4096])
+    print("alive", flush=True)
+"""
+
+
+@pytest.mark.skipif(missing_rights(swap=False) != [], reason=f"no group can be made: {missing_rights(swap=False)}")
+def test_what_counts_as_free_in_a_real_group_can_be_held(tmp_path):
+    """A file that is mapped and read again fills a group of 160 MiB; its pages count as free, and the kernel gives them up."""
+    path = tmp_path / "mapped"
+    path.write_bytes(os.urandom(100 << 20))
+    pagecache.drop(path)  # or its pages are counted in the group that wrote them
+    with Group(tmp_path, 0) as group:
+        done = group.run(python.executing(_IN_A_GROUP, str(path)), 160 << 20, capture_output=True, text=True)
+    counted, *alive = done.stdout.splitlines()
+    active, pages, left, free = map(int, counted.split())
+    assert active > 60 << 20 and free >= left + pages - (8 << 20), (active, pages, left, free)
+    assert alive == ["alive"], (done.returncode, done.stderr)

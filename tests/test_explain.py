@@ -31,11 +31,11 @@ from kit.lab.explaining import answer, sentences, tables
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.measured_ways import Measured, measure
 from kit.lab.explaining.study import Study
+from kit.lab.measuring.process import process_bytes
 from kit.lab.predicting import oracle
 from kit.lab.predicting.measured import DTYPES, FUSED, Cost, Kind, measure_costs
 from kit.lab.predicting.order import Order, order_of
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, UsedTensor, Way, predict, slot_waits, used_tensors
-from kit.model import budget
 from kit.system.rows import PAGE
 from kit.units import format_bytes, format_seconds
 
@@ -322,7 +322,7 @@ def printed(text: str) -> list[list[str]]:
 def test_every_printed_command_runs_as_printed(folder, tmp_path_factory, monkeypatch, model, short, way):
     """With a path that a shell would split, within the memory that was given."""
     monkeypatch.setattr("kit.lab.measuring.machine.probe", lambda leave_out: MACHINE)
-    monkeypatch.setattr("kit.model.budget.process_bytes", lambda: budget.PROGRAM)  # not pytest's
+    monkeypatch.setattr("kit.model.budget.process_bytes", process_bytes)  # not pytest's
     path = model_files.write(tmp_path_factory.mktemp("it's a folder"), model, "Q4_K_M")
     options = []
     if short:

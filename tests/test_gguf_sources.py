@@ -180,3 +180,8 @@ def test_a_look_up_that_never_ends_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: over.wait(60) and [])
     assert not reachable.reachable("https://example.org/a")
     over.set()
+
+
+def test_a_record_of_routes_that_is_no_file_says_what_one_may_give():
+    done = CliRunner().invoke(main, ["experts", "nosuch", "--memory", "1GiB"])
+    assert done.exit_code == 2 and "one of gptoss, qwen, gemma (kit fetch lists models)" in done.stderr

@@ -3,12 +3,17 @@
 import json
 import re
 
+import click
 import documented
 import model_files
+import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from kit.lab.commands import cli
+from kit.lab.explaining import quants
+from kit.system.paths import ROOT
 from kit.units import to_json
 
 COMMANDS = {
@@ -60,3 +65,28 @@ def test_headings_become_keys():
         "seconds_per_token": 0.5, "bytes_read_per_token": 3, "fits": True, "attention_window_512": 1.0, "held_bytes": 2,
     }  # fmt: skip
     assert told["schema_version"] == 1 and isinstance(row["held_bytes"], int)
+
+
+def test_kit_quants_prints_what_is_documented(tmp_path, monkeypatch):
+    files = [model_files.write(tmp_path, "tiny-llama", qtype) for qtype in ("Q8_0", "Q4_0")]
+    row = dict.fromkeys([*quants.COLUMNS, *quants.KEY], 1.5) | {
+        "samples": [1.0, 2.0],
+        "best": True,
+        "others": 0.0,
+        "way": "exact",
+    }
+    table = pd.DataFrame([{"file": path.name, **row, "bytes": np.int64(9), "memory": 8.0} for path in files]).set_index("file")
+    monkeypatch.setattr(quants, "study", lambda *given, **more: table)
+    done = CliRunner().invoke(cli.main, ["quants", *map(str, files), "--json"])
+    told = json.loads(done.stdout)
+    assert not documented.undocumented("quants", told) and documented.paths("quants") == documented.all_paths(told)
+    _sound(told)
+
+
+def test_every_command_with_json_has_its_keys_documented():
+    """A command that learns --json gets a table in docs/json.md."""
+    groups = cli.main, *(each for each in cli.main.commands.values() if isinstance(each, click.Group))
+    commands = [command for group in groups for command in group.commands.values()]
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
+    with_json = {command.name for command in commands if any("--json" in param.opts for param in command.params)}
+    assert with_json and {name for name in with_json if f"{name} --json" not in page} == set()

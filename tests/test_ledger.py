@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import cells
+import documented
 import nbformat
 import pandas as pd
 import pytest
@@ -294,6 +295,7 @@ def test_a_part_that_flips_below_a_claim_that_does_not_is_found(tmp_path):
     assert told.index("cold-inference") < told.index("    part"), "a part stands below its claim"
     assert f"{len(claims.load()) - 1} judged in none" in told
     found = CliRunner().invoke(cli.main, ["verify", str(a), str(b), "--json"])
+    assert not documented.undocumented("verify", json.loads(found.output))
     assert found.exit_code == 1 and sum(row["flips"] for row in json.loads(found.output)["rows"]) == 1
 
 

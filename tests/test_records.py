@@ -31,7 +31,7 @@ def test_every_claim_of_the_findings_has_its_row():
 
 
 def test_an_unknown_claim_is_an_error_that_lists_the_known():
-    with pytest.raises(ReportError, match=r"claim 'x' is not known.*first-token-preload"):
+    with pytest.raises(ReportError, match=r"claim 'x' is not known; choose one of fix-verify, .* in all\)"):
         claims.get("x")
 
 
@@ -184,3 +184,11 @@ def test_a_session_records_a_judgment_with_all_that_it_rests_on(session):
     assert (back.verdict, back.samples, back.upper) == ("reproduced in ratio", [3.0] * 6, 9.0)
     assert back.state == {"read_gbps": 20.0, "fill_gbps": 10.0} and back.accept == [2, None]
     assert back.interval == pytest.approx([3 / drift.factor("x"), 3 * drift.factor("x")])
+
+
+def test_a_second_run_of_a_page_keeps_the_records_of_the_first(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("KIT_RESULTS", str(tmp_path))
+    for _ in range(2):
+        Session("01_first_token", profile="smoke")._log.write_text("first")
+    assert (tmp_path / "interactive" / "01_first_token.jsonl.before").read_text() == "first"
+    assert "The records of the run before are in" in capsys.readouterr().out

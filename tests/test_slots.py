@@ -267,7 +267,7 @@ def test_too_little_is_one_error_with_the_least_that_works(file, paths, monkeypa
         kit.Weights(file, cache=kit.LRU("1 GiB"), experts=kit.Slots("1 GiB"))
     with kit.open(paths("tiny-granite")) as dense, pytest.raises(CacheError, match="has no experts"):
         kit.Weights(dense, experts=kit.Slots("1 GiB"))
-    monkeypatch.setattr(budget, "process_bytes", int)
+    monkeypatch.setattr(budget, "process_bytes", lambda file: 0)
     for name in ("tiny-qwen3moe", "tiny-granite"):
         with kit.open(paths(name)) as small:
             with pytest.raises(ModelError, match=rf"{name}.gguf: memory 10\.00 KiB is too little: .* give at least ") as told:
@@ -312,7 +312,7 @@ def test_ctrl_c_ends_a_generation_from_slots_at_once(paths):
 
 @pytest.mark.parametrize("name", ["tiny-qwen3moe", "tiny-granite"])
 def test_the_parts_of_a_budget_add_up_to_the_memory(paths, name, monkeypatch):
-    monkeypatch.setattr(budget, "process_bytes", int)
+    monkeypatch.setattr(budget, "process_bytes", lambda file: 0)
     with kit.open(paths(name)) as file:
         kinds = set()
         for memory in (1280 << 10, 1536 << 10, 64 << 20) if "moe" in name else (700 << 10, 750 << 10, 64 << 20):
@@ -363,7 +363,7 @@ def test_the_peak_of_a_process_stays_within_its_memory(tmp_path):
 
 
 def test_a_dense_model_without_a_way_past_the_page_cache_is_read_through_it(paths, monkeypatch):
-    monkeypatch.setattr(budget, "process_bytes", int)
+    monkeypatch.setattr(budget, "process_bytes", lambda file: 0)
     monkeypatch.setattr("kit.model.pinned.open_past", lambda path: (_ for _ in ()).throw(OSError(errno.EINVAL, "no")))
     with kit.open(paths("tiny-granite")) as file:
         weights, found = budget.weights_within(file, "700KiB", context=32)
@@ -371,7 +371,7 @@ def test_a_dense_model_without_a_way_past_the_page_cache_is_read_through_it(path
 
 
 def test_perplexity_within_a_budget_is_that_without(paths, monkeypatch):
-    monkeypatch.setattr(budget, "process_bytes", int)
+    monkeypatch.setattr(budget, "process_bytes", lambda file: 0)
     for name, memory in (("tiny-qwen3moe", "1900KiB"), ("tiny-granite", "1050KiB")):
         plain, found = ["perplexity", str(paths(name)), "--tokens", "40", "--context", "16", "--json"], []
         for more in ([], ["--memory", memory]):

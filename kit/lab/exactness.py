@@ -6,13 +6,13 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 import torch
-from tqdm import tqdm
 
 from kit.cpu import simd
 from kit.cpu.linear import ACTIVATIONS, linear
 from kit.errors import QuantError
 from kit.gguf.foreign import check_blocks
 from kit.gguf.formats import DTYPES, FORMATS
+from kit.lab.progress import steps
 from kit.quants import reference
 from kit.quants.registry import dequantize, dtype_named
 
@@ -34,7 +34,7 @@ def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,
     """
     rows = []
     qtypes = sorted(reference.FORMATS if blocks is None else blocks) if qtypes is None else qtypes
-    for qtype in tqdm(qtypes, "compare", disable=None if progress else True):
+    for qtype in steps(qtypes, "compare", progress, "format"):
         data = random_blocks(qtype, _BLOCKS) if blocks is None else blocks[qtype]
         truth = dequantize(data, qtype, backend="reference")
         x = torch.randn(_PROMPT, truth.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")

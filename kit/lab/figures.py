@@ -1,6 +1,7 @@
 """The style of every figure: color-blind safe, readable at 800 px, bounds drawn as dashed lines."""
 
 import copy
+import logging
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -9,6 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter
 
 from kit.units import format_seconds
+
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # else its first use tells of a cache, amid the output
 
 # Okabe and Ito's palette: distinguishable with every common kind of color blindness, and in gray. Their yellow (#F0E442) is
 # darker here: it had no contrast on white, and none on a dark page, which turns light into dark.

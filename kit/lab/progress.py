@@ -1,12 +1,31 @@
-"""A progress bar while a prompt runs: its pass is one call, so the bar counts what the pass adds to a trace."""
+"""What shows that a command goes on: bars on a terminal, lines elsewhere.
 
-from collections.abc import Callable
+A prompt's pass is one call, so its bar counts what the pass adds to a trace.
+"""
+
+import sys
+from collections.abc import Callable, Collection, Iterator
 
 from tqdm import tqdm
 
 from kit.trace import Span, Trace
 
 _DELAY = 1.0  # seconds before a bar appears: a short prompt shows none
+
+
+def say(step: str) -> None:
+    """Name the step that begins, in a line on standard error, unless that is a terminal, where a bar shows it."""
+    if not sys.stderr.isatty():
+        print(step, file=sys.stderr, flush=True)
+
+
+def steps(items: Collection, what: str, progress: bool = True, unit: str = "step") -> Iterator:
+    """The items one by one, with a bar, or a line for each tenth of them; ``progress=False``: neither."""
+    tenth = max(1, len(items) // 10)
+    for number, item in enumerate(tqdm(items, what, disable=None if progress else True, unit=unit)):
+        if progress and number % tenth == 0:
+            say(f"{what}: {unit} {number + 1} of {len(items)}")
+        yield item
 
 
 class PromptTrace(Trace):

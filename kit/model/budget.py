@@ -7,19 +7,15 @@ import math
 from typing import NamedTuple
 
 from kit.errors import GGUFError, ModelError
+from kit.model.footprint import COMPILING, LIBRARIES, RUNNING, process_bytes
 from kit.model.pinned import PinnedBlocks
 from kit.model.slot_layout import SlotLayout
 from kit.model.slots import Slots
 from kit.model.transformer import Transformer
 from kit.model.weights import Weights
-from kit.system import memory_available, memory_limit, own_memory
+from kit.system import memory_available, memory_limit
 from kit.units import format_bytes, parse_bytes
 
-PROCESS = 480 << 20  # Python, torch, the kit's kernels while they are compiled: 450 MiB were measured, 340 once compiled
-PROGRAM = PROCESS + (64 << 20)  # what a command plans for itself, so that one that only predicts says the same
-_COMPILED = 118 << 20  # what running and compiling adds to memory
-_GROWTH, _UNIT = _COMPILED + (170 << 20), 16 << 20  # and libraries that files back
-_DEEP = 48 << 20  # and of a model with many layers and formats
 _ROW = 64 << 10  # bytes that the system maps around a row of the embedding
 _VECTORS = 8  # of each token of a prompt, as long as the longest: what a layer holds at once
 
@@ -74,7 +70,7 @@ def divide(file, memory: int | str, context=None, kv_dtype="float32", rows: int 
     experts = sum(infos[name].nbytes for name in used if "_exps.w" in name)
     embedding = min(tokens * _ROW, sum(info.nbytes for name, info in infos.items() if name not in used))
     longest = max(shape[-1] for shape in config.tensors().values())
-    process = process_bytes() if process is None else process
+    process = process_bytes(file) if process is None else process
     process += 4 * (tokens * _VECTORS * longest + rows * config.vocabulary)
     history = model.new_cache(1).bytes_per_position * tokens + model.new_cache(1).fixed_bytes
     left = memory - process - history - embedding
@@ -93,11 +89,6 @@ def divide(file, memory: int | str, context=None, kv_dtype="float32", rows: int 
     return budget(mapped=dense, slots=left - dense) if experts else budget(pinned=left)
 
 
-def process_bytes() -> int:
-    """Bytes that this process will need without a model: PROGRAM, or more where it holds more already."""
-    return max(PROGRAM, -(-(own_memory() + _GROWTH + _DEEP) // _UNIT) * _UNIT)
-
-
 def room_for_kept(file) -> int:
     """Bytes of weights in float32 that this process may keep of an open file's: 70 % of what is free beside the largest matrix,
     which is dequantized whole, and what the process will need.
@@ -106,11 +97,11 @@ def room_for_kept(file) -> int:
     rows = "token_embd.weight" if "output.weight" in file.tensors else ""  # of which a pass takes rows alone
     sizes = {name: 4 * math.prod(info.shape[-2:]) for name, info in file.tensors.items() if name != rows}
     largest, free = max(sizes, key=sizes.get), memory_available()
-    if sizes[largest] > free - _COMPILED:
+    if sizes[largest] > free - (RUNNING + COMPILING):
         takes = f"{largest!r} takes {format_bytes(sizes[largest])} once it is dequantized"
         remedy = "--linear fused multiplies with the file's own blocks"
         raise ModelError(f"{file.path}: {takes}, and {format_bytes(free)} are free: {remedy}")
-    return max(0, int(0.7 * (free - _GROWTH - sizes[largest])))
+    return max(0, int(0.7 * (free - (LIBRARIES + RUNNING + COMPILING) - sizes[largest])))
 
 
 def _largest(file, used) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from kit.errors import ModelError, NoTokenizer
 from kit.gguf.uses import bytes_used, uses_of
+from kit.model.footprint import has_run
 from kit.model.kvcache import SequenceCache
 from kit.model.layers import KINDS
 from kit.model.transformer import Transformer
@@ -176,6 +177,7 @@ def _generated(model, prompt, max_tokens, sample, on_text, stop_at_end, cache, d
         if cache.length == cache.context:
             answer.stopped = "context"
             break
+    has_run(model.file)
     answer.nbytes = bytes_read(model.file, model.trace.spans[before:], counts)
     return answer
 

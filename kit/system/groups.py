@@ -89,10 +89,8 @@ def use(process: int | str = "self") -> tuple[int, int, int] | None:
         limit = min(_numbers(text_of(folder / name) for name in files.limits), default=None)
         if limit is not None:
             stat = dict(line.split()[:2] for line in text_of(folder / "memory.stat").splitlines() if " " in line)
-            pages = ("total_inactive_file", "total_active_file") if version == 1 else ("inactive_file", "active_file")
-            found.append(
-                (limit, sum(_numbers([text_of(folder / files.use)])), sum(_numbers(stat.get(row, "") for row in pages)))
-            )
+            pages = sum(_numbers(stat.get(row, "") for row in files.pages))
+            found.append((limit, sum(_numbers([text_of(folder / files.use)])), pages))
     return min(found, default=None)
 
 

@@ -6,6 +6,7 @@ import shutil
 import zipfile
 from dataclasses import replace
 
+import documented
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -86,7 +87,9 @@ def test_diff_says_what_changed_and_exits_with_it(finished, slower):
     assert result.exit_code == 1
     assert "2.00 s -> 33.0 s  x 16.5" in result.stdout
     assert "1 changed, 1 only in A" in result.stdout
-    rows = json.loads(invoke("diff", finished, slower, "--json").stdout)["rows"]
+    told = json.loads(invoke("diff", finished, slower, "--json").stdout)
+    assert told["schema_version"] == 1 and not documented.undocumented("report diff", told)
+    rows = told["rows"]
     assert rows[0]["state"] == "changed"
     assert 27 <= rows[0]["low"] <= 31 <= rows[0]["high"] <= 35
     assert invoke("diff", finished, finished).exit_code == 0

@@ -22,7 +22,7 @@ from kit.lab.measuring import disk, kept, limits, machine, state
 from kit.lab.measuring.doctor import check_device
 from kit.lab.measuring.gpu import Limits
 from kit.system import note
-from kit.system.paths import models_folder, results_folder
+from kit.system.paths import models_folder, results_folder, shown
 from kit.units import format_quantity
 
 _LOOK_SECONDS = 3.0
@@ -53,6 +53,9 @@ class Session:
         self._log = self.out / f"{notebook}.jsonl"
         try:
             self.out.mkdir(parents=True, exist_ok=True)
+            if not out and self._log.exists() and self._log.stat().st_size:  # by papermill, or in JupyterLab
+                kept_as = self._log.replace(self._log.with_name(f"{self._log.name}.before"))
+                print(f"The records of the run before are in {shown(kept_as)}; out = 'DIR' gives each run a folder.")
             self._log.write_text("", encoding="utf-8")
         except OSError as error:
             message = f"cannot write results to {self.out}: {error.strerror}; name another folder by out="

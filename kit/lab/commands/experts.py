@@ -113,9 +113,10 @@ _NONE = "No advice: the machine is busy. Ask again when nothing else runs."
 
 
 def _lines(facts):
-    from kit.units import format_bytes, format_seconds
+    from kit.units import format_bytes, format_rate, format_seconds
 
-    yield f"{facts['routes']}: {facts['decoded']} decoded tokens, {facts['used']:.3g} of {facts['experts']} experts per layer"
+    yield f"{facts['routes']}: {facts['decoded']} decoded tokens; each uses {facts['used']:.3g} of {facts['experts']} experts"
+    yield "per layer in this record, which may be fewer than its model's usual number"
     yield (
         f"{format_bytes(facts['memory_bytes'])}: {format_bytes(facts['process_bytes'])} for the process, "
         f"{format_bytes(facts['dense_bytes'])} for dense weights, "
@@ -126,7 +127,7 @@ def _lines(facts):
     yield f"{'policy':<34}{'slots/layer':>14}{'hits':>8}{'read/token':>15}{'time/token':>11}{'tok/s':>9}"
     for row in facts["policies"]:
         time = format_seconds(row["a token, s"]) if facts["disk_gbps"] else "-"
-        speed = f"{row['tok/s']:.3g}" if facts["disk_gbps"] else "-"
+        speed = format_rate(row["tok/s"]) if facts["disk_gbps"] else "-"
         hits, read = f"{row['hits']:.1%}", format_bytes(row["read, B"])
         yield f"{row['policy']:<34}{row['slots a layer']:>14.1f}{hits:>8}{read:>15}{time:>11}{speed:>9}"
     yield ""

@@ -110,7 +110,7 @@ def command(
 
     import kit
     from kit.lab.measuring.busy import watching
-    from kit.lab.measuring.process import has_run, process_bytes
+    from kit.lab.measuring.process import process_bytes
     from kit.lab.predicting.opening import Options, asked_of, open_model, refuse
     from kit.lab.predicting.routes import geometry_of, of_spans, write_routes
     from kit.lab.progress import PromptTrace
@@ -158,7 +158,6 @@ def command(
     first = min(max_tokens, 3 + 2 * draft_max) if draft else min(max_tokens, 3)
     ran.generate(ran.kept if ran.pins else kit.NoCache(), some, first, stop_at_end=False, trace=trace, **drafting)
     warm = time.perf_counter() - begun
-    has_run(opened)
     trace.clear()
     if slots:
         slots.forget()

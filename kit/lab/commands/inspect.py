@@ -4,7 +4,7 @@ import textwrap
 
 import click
 
-from kit.units import format_bytes, format_count, printable, to_json
+from kit.units import format_bytes, format_count, format_rate, printable, to_json
 
 _WIDTH = 100
 
@@ -99,7 +99,7 @@ def _per_token(facts):
     if limit := facts["limit"]:
         when = "now" if limit["of"] == "now" else f"at best, of {limit['of']}"
         memory = f"memory: {limit['bandwidth'] / 1e9:.1f} GB/s {when}"
-        yield f"{'at most, tokens per second here':<34}{limit['tokens_per_second']:.3g} ({memory})"
+        yield f"{'at most, tokens per second here':<34}{format_rate(limit['tokens_per_second'])} ({memory})"
 
 
 def _types(facts):
@@ -132,11 +132,11 @@ def _contexts(opened):
 
 
 def _history(facts):
-    types = "float16", "q8_0"
-    yield f"{'context, positions':<20}" + "".join(f"{f'KV cache {name}':>18}" for name in types) + f"{'states':>14}"
+    types = "float32", "float16", "q8_0"  # of --kv; the first is kit generate's own
+    yield f"{'context, positions':<20}" + "".join(f"{f'KV {name}':>14}" for name in types) + f"{'states':>14}"
     for row in facts["contexts"]:
         sizes = ["impossible" if row["kv"][kind] is None else format_bytes(row["kv"][kind]) for kind in types]
-        yield f"{row['positions']:<20,}" + "".join(f"{size:>18}" for size in sizes) + f"{format_bytes(row['states']):>14}"
+        yield f"{row['positions']:<20,}" + "".join(f"{size:>14}" for size in sizes) + f"{format_bytes(row['states']):>14}"
 
 
 def _metadata(facts, limit):

@@ -35,7 +35,7 @@ SECONDS = click.FloatRange(min=0, min_open=True)
     "--list", "listing", is_flag=True, help="Check the options, list the notebooks and their parameters; run nothing."
 )
 @click.option("--serve", is_flag=True, help="Open the report in a browser now; a page appears when its notebook ends.")
-@click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
+@click.option("--progress/--no-progress", default=None, help="Show a bar.  [default: on a terminal; else a line per step]")
 def command(profile, only, model, device, out, resume, again, texts, timeout, notebooks, listing, serve, progress):
     """Run the notebooks and write one offline report.
 
@@ -105,7 +105,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             if serve:
                 click.launch(str(folder / "index.html"))  # a plain file: nothing listens on a port
             kept, reading = Path(kept), [job for job in left if job.name.startswith(planning.READ_ALL)]
-            perform = partial(_perform, run, timeout=timeout, progress=bar, early=serve)
+            perform = partial(_perform, run, timeout=timeout, progress=bar, lines=progress is None and not bar, early=serve)
             if measuring := [job for job in left if job not in reading]:
                 perform(measuring, taken=kept / "taken")
             if outdated := run.again:
@@ -143,11 +143,12 @@ def _draw(run):
     index.write(run)
 
 
-def _perform(run, jobs, timeout, progress, early, taken=None, draws=None):
+def _perform(run, jobs, timeout, progress, lines, early, taken=None, draws=None):
     from textwrap import shorten
 
     from tqdm import tqdm
 
+    from kit.lab.progress import say
     from kit.lab.report import ahead, html, index, planning
     from kit.units import format_seconds
 
@@ -160,9 +161,11 @@ def _perform(run, jobs, timeout, progress, early, taken=None, draws=None):
         def on_cell(job, cell):
             nonlocal where
             number = jobs.index(job)
-            where = f"{number + 1}/{len(jobs)} {job.name}"
+            before, where = where, f"{number + 1}/{len(jobs)} {job.name}"
             if job.headings[cell - 1 : cell]:
                 where += f": {shorten(job.headings[cell - 1], 50)}"
+            if lines and where != before:
+                say(where)
             if progress:
                 bar.n = sum(costs[:number]) + costs[number] * (cell - 1) / job.cells
             bar.set_description(where)
@@ -172,6 +175,8 @@ def _perform(run, jobs, timeout, progress, early, taken=None, draws=None):
 
         def make(some):  # while nothing is measured; the first page is not kept waiting for what the others need
             bar.set_description("compiling, generating")
+            if lines:
+                say("compiling, generating")
             request = run.request
             ahead.make(
                 work

@@ -15,6 +15,7 @@ from kit.gguf.metadata import encoded_pairs
 from kit.gguf.reader import GGUFFile, TensorInfo
 from kit.gguf.writer import header, padded
 from kit.lab.engines import llama_cpp
+from kit.lab.progress import say
 from kit.quants.registry import dequantize
 from kit.system import usable_cores
 from kit.system.files import check_output, replacing
@@ -53,6 +54,8 @@ def requantize(file: GGUFFile, qtype: str, path: Path, progress: bool = False) -
     pairs = encoded_pairs(file.path, np.memmap(file.path, np.uint8, "r"), ("split.", "general.file_type"))
     head = header({}, specs, pairs, file.alignment)
     size = len(head) + sum(padded(spec.nbytes, file.alignment) for spec in specs)
+    if progress:
+        say(f"quantizing to {qtype}: {path.name}")
     bar = tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=None if progress else True)
     with replacing(path, size) as out, ThreadPoolExecutor(usable_cores()) as pool, bar:
         out.write(head)

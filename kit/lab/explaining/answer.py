@@ -21,7 +21,7 @@ from kit.lab.predicting import quality
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, Way
 from kit.lab.prompts import PROMPT
 from kit.system.paths import shown
-from kit.units import format_bytes, format_seconds
+from kit.units import format_bytes, format_rate, format_seconds
 
 _WORTH = 1.05  # times as fast: less is no reason to change anything
 
@@ -44,7 +44,7 @@ class Reached(NamedTuple):
     @property
     def told(self) -> str:
         """Its speed in words, with its spread."""
-        text = f"{1 / self.seconds:.3g} tokens per second ({format_seconds(self.seconds)} per token"
+        text = f"{format_rate(1 / self.seconds)} tokens per second ({format_seconds(self.seconds)} per token"
         if not self.measured:
             return f"{text}, predicted)"
         spread = f", {format_seconds(self.low)} to {format_seconds(self.high)}" * (self.low < self.high)

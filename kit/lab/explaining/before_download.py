@@ -7,7 +7,7 @@ from kit.lab.predicting.beforehand import header_facts, reads
 from kit.lab.predicting.remembered import contexts_of
 from kit.lab.summary import summarize
 from kit.system import memory_available, memory_limit
-from kit.units import format_bytes, format_count, printable
+from kit.units import format_bytes, format_count, format_rate, printable
 
 
 def explain(name: str, whole: int | None = None) -> tuple[dict, list[str]]:
@@ -33,7 +33,7 @@ def explain(name: str, whole: int | None = None) -> tuple[dict, list[str]]:
         part = f", {head['share']:.0%} of it for the output head" if head else ""
         when = "now" if limit["of"] == "now" else f"at best, of {limit['of']}"
         says.append(
-            f"At most {limit['tokens_per_second']:.3g} tokens per second here: a token reads "
+            f"At most {format_rate(limit['tokens_per_second'])} tokens per second here: a token reads "
             f"{format_bytes(known['bytes_per_token'])}{part}, and memory reads at {limit['bandwidth'] / 1e9:.1f} GB/s {when}."
         )
     fits = "It fits" if blocks <= room else "It does not fit"

@@ -10,6 +10,7 @@ from kit.lab.explaining.study import Study
 from kit.lab.measuring import arithmetic, measurements, state
 from kit.system.cores import cores
 from kit.system.paths import shown
+from kit.units import format_rate
 
 TOKENS = 512
 _ENGINES = {"kit": "float32", "llama.cpp": "int8"}  # -> what it multiplies by
@@ -27,7 +28,7 @@ def flags(found: Conclusion) -> str:
     if study.file.path is None or study.cut or not study.room.fits:
         return ""
     path, here = shlex.quote(shown(study.file.path)), cores()
-    speed = f", {1 / other.seconds:.3g} tokens per second in the wheel's build" if (other := found.peer) else ""
+    speed = f", {format_rate(1 / other.seconds)} tokens per second in the wheel's build" if (other := found.peer) else ""
     return (
         f"In llama.cpp: `llama-server -m {path} -t {here.useful}`{speed}. This process may run on {here.told}. "
         "With `--engine` and the path of your llama-bench, kit explain measures your own build."

@@ -21,7 +21,7 @@ from kit.lab.measuring.machine import machine_id
 from kit.lab.predicting.remembered import held_by
 from kit.system import cpu_name
 from kit.system.cores import cores
-from kit.units import format_bytes, format_seconds
+from kit.units import format_bytes, format_rate, format_seconds
 
 DECODE, PROMPT = 64, 512  # tokens of a test
 _SWEPT = {turns.DECODE: 32, turns.PROMPT: 128}  # of each count of threads
@@ -190,7 +190,7 @@ def speed(test: dict) -> str:
     low, high = test["interval"] or (test["seconds"], test["seconds"])
     busy = ", while other processes used the cores" * (test["others_cores"] > state.BUSY)
     seconds = f"{format_seconds(test['seconds'])} per token, {format_seconds(low)} to {format_seconds(high)}{busy}"
-    return f"{1 / test['seconds']:.3g} tokens per second ({seconds})"
+    return f"{format_rate(1 / test['seconds'])} tokens per second ({seconds})"
 
 
 def _of_engine(record: dict) -> list[str]:

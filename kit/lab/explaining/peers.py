@@ -24,7 +24,7 @@ from kit.lab.measuring.minutes import PAGES
 from kit.lab.measuring.pages import views
 from kit.lab.predicting.losses import format_kl
 from kit.system.files import write_whole
-from kit.units import format_bytes, format_seconds
+from kit.units import format_bytes, format_rate, format_seconds
 
 _COLUMNS = (
     "imports|load|first|prefill|speed|samples|gbps|others|resident|beyond imports|mapped|agree|kl|kl_error|same|reason"
@@ -282,7 +282,8 @@ def told(beside: pd.DataFrame) -> str:
         said = f"{BUSY_TOLD[0].upper()}{BUSY_TOLD[1:]}"
         return f"{said}: other processes used {most:.1f} cores while {len(ran)} ways ran this file"
     each = [
-        f"{row.name} {row['tok/s']:.3g} tok/s" + f" (KL {format_kl(row[KL], row['± nats'])} nats)" * (row[KL] == row[KL])
+        f"{row.name} {format_rate(row['tok/s'])} tok/s"
+        + f" (KL {format_kl(row[KL], row['± nats'])} nats)" * (row[KL] == row[KL])
         for _, row in ran.iterrows()
     ]
     none = "; these generated weights have no quality to lose" * bool(len(ran) and ran[KL].isna().all())

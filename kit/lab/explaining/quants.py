@@ -30,7 +30,8 @@ from kit.lab.measuring.busy import Busy
 from kit.lab.predicting import divergence, quality
 from kit.lab.predicting.losses import format_kl
 from kit.lab.predicting.ways import BY_QUANTS
-from kit.units import format_bytes
+from kit.lab.progress import say
+from kit.units import format_bytes, format_rate
 
 _MARKS = [(mark, color) for mark in "os^v" for color in (figures.BLUE, figures.ORANGE, figures.GREEN)]
 WAYS = {row.short: row for row in OURS.values()}
@@ -172,7 +173,7 @@ def advice(table: pd.DataFrame) -> str:
     linear = WAYS[row["way"]].product.option
     other = f" ({row['other']})" if row.get("other") else ""
     told = "the exact ones" if row["kl"] == 0 else f"KL {format_kl(row['kl'], row['kl_error'])} nats"
-    return f"{row.name}{linear}: {row['speed']:.3g} tokens per second{other}, its answers {told}."
+    return f"{row.name}{linear}: {format_rate(row['speed'])} tokens per second{other}, its answers {told}."
 
 
 SMALL = 0.05  # nats: a loss that is called small; llama.cpp's own rounding of activations loses about 0.02
@@ -213,7 +214,7 @@ def figure(table: pd.DataFrame):
     axes.set(xlabel="KL divergence from the file with the most bits, nats (left is closer)", ylabel="tokens per second")
     best = table.loc[table["best"]] if table["best"].any() else table  # a busy machine has no best
     quickest = best.nlargest(1, "speed").iloc[0]
-    told = f"{quickest['speed']:.3g} tokens per second at {quickest['bits']:.1f} bits per weight"
+    told = f"{format_rate(quickest['speed'])} tokens per second at {quickest['bits']:.1f} bits per weight"
     axes.set_title(f"{told}, with KL {format_kl(quickest['kl'], quickest['kl_error'])} nats")  # no speed without its loss
     axes.legend(fontsize=8.5)
     return chart, axes
@@ -260,8 +261,10 @@ def _speeds(paths, prompt, rounds, new, progress):
                 process.ask(begin=prompt)
                 process.ask(steps=2)
 
-        def once(_):
+        def once(number):
             bar.update()
+            if progress:
+                say(f"speeds: round {number + 1} of {rounds}")
             speeds = {}
             for key, process in running.items():
                 process.ask(begin=prompt)

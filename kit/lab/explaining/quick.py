@@ -7,7 +7,7 @@ from kit.lab.predicting.beforehand import header_facts, reads
 from kit.lab.predicting.remembered import contexts_of
 from kit.lab.summary import summarize
 from kit.system import memory_available, memory_limit
-from kit.units import format_bytes, format_count, printable
+from kit.units import format_bytes, format_count, format_rate, printable
 
 
 def explain(file, whole: int | None = None) -> tuple[dict, list[str]]:
@@ -32,7 +32,7 @@ def explain(file, whole: int | None = None) -> tuple[dict, list[str]]:
     if (limit := known["limit"]) and not busy:
         when = "now" if limit["of"] == "now" else f"at best, of {limit['of']}"
         says.append(
-            f"At most {limit['tokens_per_second']:.3g} tokens per second here: a token reads "
+            f"At most {format_rate(limit['tokens_per_second'])} tokens per second here: a token reads "
             f"{format_bytes(known['bytes_per_token'])}, and memory reads at {limit['bandwidth'] / 1e9:.1f} GB/s {when}."
         )
     says.append("Nothing was run. Leave out --quick to measure where the time goes.")

@@ -10,7 +10,7 @@ from kit.lab.explaining.running import NEAR, Running, interval
 from kit.lab.explaining.tables import paragraph, width
 from kit.lab.measuring.busy import NO_ADVICE, Busy
 from kit.system.paths import shown
-from kit.units import format_bytes, format_seconds, printable
+from kit.units import format_bytes, format_rate, format_seconds, printable
 
 SLOWER = 1.02  # a server that reports so many times what was received is said to
 
@@ -115,7 +115,7 @@ def _who(running: Running) -> str:
 
 def _speed(running: Running, token, spread, share, received, asked, reported) -> str:
     low, high = spread
-    text = f"It makes {1 / token:.3g} tokens per second ({format_seconds(token)} per token, {format_seconds(low)} to "
+    text = f"It makes {format_rate(1 / token)} tokens per second ({format_seconds(token)} per token, {format_seconds(low)} to "
     text += f"{format_seconds(high)}) near {NEAR + 16} positions"
     if share:
         text += (

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from kit.lab.predicting import perplexity
+from kit.lab.progress import steps
 
 POSITIONS, CONTEXT = 1024, 16  # scored, and read before them
 _WORK = 2.05e12  # weights times positions: seconds, not minutes, on two cores
@@ -59,7 +59,7 @@ def compare(
     first = min(CONTEXT, (len(window) - 1) // 2)  # position i has the logits after window[i], and window[i + 1] follows
     rows = {name: [] for name in others}
     size = math.ceil(len(window) / math.ceil(len(window) / _AT_ONCE))
-    for start in tqdm(range(0, len(window) - 1, size), "quality", disable=None if progress else True, unit="step"):
+    for start in steps(range(0, len(window) - 1, size), "quality", progress):
         ids = window[start : min(start + size, len(window) - 1)]
         right, skip = torch.as_tensor(truth.step(ids), dtype=torch.float32, device="cpu"), max(0, first - start)
         for name, (step, most) in others.items():

@@ -149,6 +149,9 @@ def read_routes(path: str | Path) -> Routes:
         return capture(str(path))
     refuse_misspelled(path, CAPTURES)
     path = Path(path)
+    if not path.exists():
+        told = f"a record of kit generate --routes, a model, or one of {', '.join(CAPTURES)}"
+        raise TraceError(f"{path}: no such file; give {told} (kit fetch lists models)")
     lines = lines_of(path)
     head = next((line.strip() for line in lines if line.strip()), "")
     if not head:
