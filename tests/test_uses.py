@@ -315,6 +315,21 @@ def test_a_part_of_a_file_keeps_each_layers_kind(folder, name):
             assert read_config(cut.cut(part, [0, 2])).layers == (whole[chosen[0]], whole[chosen[2]]), "a part of a part"
 
 
+@pytest.mark.parametrize(("others", "cold"), [(3.0, 2.0), (9.0, 8.0)])
+def test_loading_into_memory_that_no_cache_holds_is_never_the_cheaper_miss(tmp_path, monkeypatch, others, cold):
+    """Measured in a better minute it was: an LRU that hits nothing was predicted at 320 ms, no cache at 515; both took 431."""
+    taken = {"none": 3.0, "all": 1.0, "others": others}
+    walked = lambda file, kinds, dtype, linear, held: dict.fromkeys(kinds.values(), taken[held])  # noqa: E731
+    monkeypatch.setattr("kit.lab.predicting.measured._walked", walked)
+    with kit.open(model_files.write(tmp_path, "tiny-llama")) as file:
+        costs = measure_costs(file, order_of(file, 2).names, ("float32",))
+    assert {(cost.load["float32"], cost.cold["float32"]) for cost in costs.values()} == {(2.0, cold)}
+    taken["others"] = 1.5
+    with kit.open(model_files.write(tmp_path, "tiny-llama")) as file:
+        costs = measure_costs(file, order_of(file, 2).names, ("float32",))
+    assert {cost.cold["float32"] for cost in costs.values()} == {2.0}
+
+
 def test_a_use_costs_the_same_on_every_page_of_a_run(tmp_path, monkeypatch):
     """What page 07 kept is what page 09 has; another file, a kind or a type that was not measured is measured."""
     walks = []
