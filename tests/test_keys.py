@@ -61,7 +61,8 @@ def variants(metadata, architecture):
 
 def _has_windows(architecture):
     """Whether llama.cpp reads a small file's window."""
-    return ARCHITECTURES[architecture].period > 0 and architecture != "exaone4"
+    row = ARCHITECTURES[architecture]
+    return (row.period > 0 and architecture != "exaone4") or row.mixer == "compressed"
 
 
 def _others(value, texts):
