@@ -16,7 +16,7 @@ from kit.lab.drafts import costs, explain, heads, words
 from kit.lab.drafts.predicted import Costs, best, break_even, speed_up, tokens_per_pass
 from kit.lab.engines.bounds_of import Roof
 
-COSTS = Costs((0.1, 0.11, 0.12, 0.14, 0.15), draft=0.02, catch_up=0.005, back=0.01)
+COSTS = Costs((0.1, 0.11, 0.12, 0.14, 0.15), draft=0.02, catch_up=0.005, back=0.08)
 
 
 def test_a_speed_up_is_what_a_simulation_of_passes_gives():
@@ -29,7 +29,7 @@ def test_a_speed_up_is_what_a_simulation_of_passes_gives():
                 continue
             taken = next((n for n in range(drafted) if draw.random() >= chance), drafted)
             tokens += taken + 1
-            spent += 0.005 + drafted * 0.02 + COSTS.verify[drafted] + 0.01 * (taken < drafted)
+            spent += 0.005 + drafted * 0.02 + COSTS.verify[drafted] + 0.08 * (taken < drafted)
         assert speed_up(COSTS, chance, drafted, share) == pytest.approx(0.1 * tokens / spent, rel=0.02)
 
 
