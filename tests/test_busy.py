@@ -101,7 +101,7 @@ def test_explain_refuses_its_own_advice_as_well(files, crowded):
         "With kit:",
         "With llama.cpp or Ollama",
         "of the limit",
-        "WHAT TO CHANGE",
+        "OPPORTUNITIES",
         "At most",
         "times as fast",
         "WHERE A TOKEN",
@@ -113,9 +113,9 @@ def test_explain_refuses_its_own_advice_as_well(files, crowded):
 def test_intervals_that_overlap_give_no_advice(monkeypatch):
     way = answer.Reached("fast", answer.BLOCKS, 0.5, 0.4, 0.9, 0.0)
     default = answer.Reached("default", answer.BLOCK_WAYS[1], 1.0, 0.8, 1.2, 0.0)
-    assert not answer._gains(way, default), "500 ms of 400 to 900 is not faster than 1000 of 800 to 1200"
-    assert answer._gains(way._replace(high=0.7), default)
-    assert answer._gains(way._replace(low=None, high=None), default), "a prediction has no interval"
+    assert not answer.gains(way, default), "500 ms of 400 to 900 is not faster than 1000 of 800 to 1200"
+    assert answer.gains(way._replace(high=0.7), default)
+    assert answer.gains(way._replace(low=None, high=None), default), "a prediction has no interval"
     for a, b, right in (((1, 2), (3, 4), True), ((1, 3), (3, 4), False), ((3, 4), (1, 2), False), (None, (1, 2), False)):
         assert apart(a, b) == right
 

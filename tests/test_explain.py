@@ -29,6 +29,7 @@ from kit.errors import TraceError
 from kit.lab.commands import cli
 from kit.lab.explaining import answer, sentences, tables
 from kit.lab.explaining import to_measure as measuring
+from kit.lab.explaining.lines import MOST
 from kit.lab.explaining.measured_ways import Measured, measure
 from kit.lab.explaining.study import Study
 from kit.lab.measuring.process import process_bytes
@@ -264,7 +265,7 @@ def test_text_fits_the_terminal_and_cannot_move_its_cursor(rows):
     lines = tables.as_text(frame).split("\n")
     assert len(lines) == len(rows) + 1
     for line in lines:
-        assert len(line) <= tables.MOST and line.isprintable()
+        assert len(line) <= MOST and line.isprintable()
 
 
 # --- traces from elsewhere -------------------------------------------------------------------------------------------
@@ -401,7 +402,7 @@ def test_the_command_prints_tables_that_fit(run, odd):
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output and "No token was generated" in result.output
     assert max(len(line) for line in result.output.splitlines() if not line.startswith(("    ", "["))) <= 100
-    for title in ("WHERE A TOKEN'S TIME GOES", "ROOFLINE", "HITS BY POLICY", "EXACTNESS", "WHAT TO CHANGE"):
+    for title in ("WHERE A TOKEN'S TIME GOES", "ROOFLINE", "HITS BY POLICY", "EXACTNESS", "OPPORTUNITIES", "ALL WAYS"):
         assert title in result.output
 
 
@@ -411,7 +412,7 @@ def test_ctrl_c_leaves_what_is_there_and_progress_is_told_without_a_terminal(run
 
     monkeypatch.setattr("kit.lab.explaining.sentences.measure_best", interrupted)
     result = run(odd, "--room", "1MiB", "--tokens", "2")
-    assert result.exit_code == 0 and "WHAT TO CHANGE" not in result.stdout and "parameters in" in result.stdout
+    assert result.exit_code == 0 and "OPPORTUNITIES" not in result.stdout and "parameters in" in result.stdout
     assert "s] recording a decode" in result.stderr
     assert result.stderr.endswith("stopped; results so far are above\n")
 

@@ -51,6 +51,14 @@ def test_quick_gives_no_limit_of_a_busy_minute(llama, monkeypatch, crowded):
     assert json.loads(run("explain", llama, "--quick", "--json").stdout)["limit"] is None
 
 
+def test_explain_begins_with_file_fit_and_limit_before_it_compiles(llama, monkeypatch):
+    """The first line of a first explain came after 25 minutes."""
+    monkeypatch.setattr(quick, "look", lambda seconds: 0.0)
+    monkeypatch.setattr(ahead, "kernels", lambda *given, **more: (_ for _ in ()).throw(KeyboardInterrupt))
+    text = " ".join(run("explain", llama).stdout.split())
+    assert "architecture llama" in text and "It fits: 1.47 MiB of blocks" in text and "At most " in text
+
+
 @pytest.mark.parametrize(("option", "value"), [("--temperature", "-1"), ("--top-p", "2"), ("--top-k", "-3")])
 def test_a_wrong_option_is_refused_before_the_file_is_opened(option, value):
     """`--temperature -1` took 15 s to be refused."""

@@ -143,7 +143,7 @@ def command(
         check_model(opened)
         if quick:
             from kit.lab.explaining import quick as before
-            from kit.lab.explaining.tables import paragraph
+            from kit.lab.explaining.lines import paragraph
             from kit.units import to_json
 
             data, says = before.explain(opened, given)
@@ -204,10 +204,16 @@ def _explain(file, as_json, everything, **how):
     from functools import partial
 
     import kit
+    from kit.lab.explaining.lines import paragraph
     from kit.lab.report import ahead
     from kit.units import to_json
 
-    plain: dict = {}
+    plain, begun = {}, None
+    if not as_json:  # file, fit and limit, before anything is compiled
+        from kit.lab.explaining import quick
+
+        begun, says = quick.first(file, how["whole"])
+        click.echo("\n".join(map(paragraph, says)) + "\n")
     try:
         with ExitStack() as beside:  # what is not compiled yet, on all cores
             kernels = ahead.kernels(file.tensors.values(), prompts=())
@@ -231,7 +237,7 @@ def _explain(file, as_json, everything, **how):
                 study.minute += time.perf_counter() - study.began  # compiling takes nothing of it
 
             with watching(study.busy):
-                for key, value, text in sentences.sections(study, compiled, everything):
+                for key, value, text in sentences.sections(study, compiled, everything, begun):
                     if key:
                         plain[key] = value
                     if text and not as_json:
@@ -250,7 +256,7 @@ def _with_engines(file, engines, threads, depth, others, markdown, figure, as_js
     from kit.gguf.remote import is_remote
     from kit.lab.engines.options import counts_of
     from kit.lab.explaining import of_engines, pasted, roofline
-    from kit.lab.explaining.tables import wrapped
+    from kit.lab.explaining.lines import wrapped
     from kit.units import to_json
 
     if figure:
@@ -302,7 +308,7 @@ def _with_draft(file, draft, as_json) -> str:
 def _on_a_server(file, others, whole, as_json) -> str:
     """What the header of a model says that is on a server, as text or JSON."""
     from kit.lab.explaining import before_download
-    from kit.lab.explaining.tables import paragraph
+    from kit.lab.explaining.lines import paragraph
     from kit.units import to_json
 
     before_download.refuse(others)
@@ -316,7 +322,8 @@ def _elsewhere(file, name, room, as_json) -> str:
     from kit.gguf.foreign import check_model
     from kit.gguf.uses import uses_of
     from kit.lab.explaining import elsewhere
-    from kit.lab.explaining.tables import as_text, formatted, paragraph
+    from kit.lab.explaining.lines import paragraph
+    from kit.lab.explaining.tables import as_text, formatted
     from kit.units import to_json
 
     elsewhere.machine(name)  # an unknown one is said before the file is fetched

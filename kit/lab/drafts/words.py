@@ -1,7 +1,8 @@
 """What kit explain MODEL --draft X prints: one sentence that answers, then the passages, the curve and the costs."""
 
 from kit.lab.drafts.explain import DRAFTED
-from kit.lab.explaining.tables import as_text, paragraph
+from kit.lab.explaining.lines import paragraph
+from kit.lab.explaining.tables import as_text
 from kit.lab.measuring.busy import Busy
 from kit.lab.tables import frame
 from kit.units import format_bytes, format_seconds

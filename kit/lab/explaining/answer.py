@@ -10,8 +10,8 @@ from kit.lab.engines.processes import ENGINES
 from kit.lab.engines.table import PEER, PROGRAM
 from kit.lab.explaining import answer_table
 from kit.lab.explaining import to_measure as measuring
+from kit.lab.explaining.lines import width
 from kit.lab.explaining.study import Study
-from kit.lab.explaining.tables import width
 from kit.lab.measuring import pages
 from kit.lab.measuring.busy import NO_ADVICE, apart
 from kit.lab.measuring.measurements import Reading
@@ -51,11 +51,16 @@ class Reached(NamedTuple):
         return f"{text}{spread}{', while other processes used the cores' * (self.others > BUSY)})"
 
 
+def name_of(study: Study) -> str:
+    """The file as a command takes it."""
+    return shlex.quote(study.name or shown(study.file.path))
+
+
 def command(study: Study, way: Way) -> str:
     """The command that runs a way, as it can be pasted; "" where no command does."""
     if study.file.path is None or _reason(study):
         return ""
-    base = f"kit generate {shlex.quote(study.name or shown(study.file.path))} -p {shlex.quote(PROMPT)}"
+    base = f"kit generate {name_of(study)} -p {shlex.quote(PROMPT)}"
     memory = f" --memory {size(study.whole)}" if study.whole else ""
     given = memory or f" --memory {size(study.room.free + study.room.beside)}"
     kept = {"HashMap": " --cache all", "NoCache": " --cache none"}.get(way.policy) if way.dtype == "float32" else None
@@ -112,7 +117,7 @@ class Conclusion:
     @property
     def gains(self) -> bool:
         """Whether the fastest way is worth a change."""
-        return bool(self.ways) and (self.default is None or _gains(self.ways[0], self.default))
+        return bool(self.ways) and (self.default is None or gains(self.ways[0], self.default))
 
     def same(self, name: str) -> float | None:
         """How often a precision, or an engine of any version, has float32's most probable next token; None: not known."""
@@ -168,7 +173,7 @@ def _limit(study: Study) -> dict:
     }  # fmt: skip
 
 
-def _gains(best: Reached, default: Reached) -> bool:
+def gains(best: Reached, default: Reached) -> bool:
     """Whether a way is worth a change: faster by more than noise, and by more than the intervals of both where both were
     measured."""
     if best.way == default.way or default.seconds / best.seconds < _WORTH:
@@ -215,11 +220,10 @@ def _of_peer(found: Conclusion) -> list[str]:
         return []
     study, share = found.study, found.data["peer"]["mbu"]
     if share >= answer_table.NEAR:
-        name = shlex.quote(study.name or shown(study.file.path))
         return [
             f"With llama.cpp or Ollama: it is at {share:.0%} of what memory gives, so only fewer bits help, or "
             "faster memory. What fewer bits cost:",
-            f"    kit quants {name} --to Q4_0,Q3_K",
+            f"    kit quants {name_of(study)} --to Q4_0,Q3_K",
         ]
     text = f"it is at {share:.0%} of what memory gives. Ask your server what takes the rest:"
     return [f"With llama.cpp or Ollama: {text}", "    kit explain http://127.0.0.1:8080"]

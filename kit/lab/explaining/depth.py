@@ -1,7 +1,9 @@
 """A token's time by its depth (the positions before it) and by kind of layer: attention grows, states do not."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+import numpy as np
 import pandas as pd
 
 import kit
@@ -62,7 +64,29 @@ def measured(
         if held(config, depth)["kv"][kv] <= _MOST:
             step = DecodeStep(kit.Weights(file), linear, "fused", depth, times, kv)
             rows.append({"positions": depth, "by": "measured"} | _parts(step))
-    return rows
+    return anchored(rows)
+
+
+def anchored(rows: list[dict], token: float | None = None) -> list[dict]:
+    """Rows of one by one, whose weights are the same work: REST is one number in all of them, the median, or what makes the
+    first row the ``token`` that was measured elsewhere; each row's token is the sum of its parts."""
+    if not rows:
+        return rows
+    grown = [row["token"] - row[REST] for row in rows]
+    rest = float(np.median([row[REST] for row in rows])) if token is None else max(0.0, token - grown[0])
+    return [row | {REST: rest, "token": rest + more} for row, more in zip(rows, grown, strict=True)]
+
+
+def falls(rows: list[dict]) -> str:
+    """Why a token that was measured is not slower at a greater depth; "" where each is."""
+    taken = sorted((row for row in rows if row["by"] == "measured"), key=lambda row: row["positions"])
+    for near, far in pairwise(taken):
+        if far["token"] < near["token"]:
+            return (
+                f"A token after {far['positions']:,} positions was not slower than one after {near['positions']:,}: what "
+                "attention adds there is less than its time varied."
+            )
+    return ""
 
 
 def _parts(step: DecodeStep) -> dict[str, float]:

@@ -14,7 +14,7 @@ from kit.lab.engines.base import Runner
 from kit.lab.engines.processes import ENGINES, PEER
 from kit.lab.engines.table import kind_of, opened
 from kit.lab.explaining import answer_table
-from kit.lab.explaining.tables import width
+from kit.lab.explaining.lines import width
 from kit.lab.labels import label_of
 from kit.lab.measuring import minutes, state
 from kit.lab.measuring.machine import machine_id

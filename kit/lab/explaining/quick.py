@@ -13,6 +13,16 @@ from kit.units import format_bytes, format_count, format_rate, printable
 def explain(file, whole: int | None = None) -> tuple[dict, list[str]]:
     """(plain data, paragraphs) of an open file. ``whole``: bytes that the process may take; None: what is free. The data has
     the keys ``file``, ``contexts``, ``fits``, ``says``, those of Busy.facts and of predicting.beforehand.header_facts."""
+    data, says = first(file, whole)
+    if lengths := data["contexts"]:
+        last = lengths[-1]
+        says.append(f"A context of {last['positions']:,} takes {format_bytes(last['kv']['float32'])} of KV cache in float32.")
+    says.append("Nothing was run. Leave out --quick to measure where the time goes.")
+    return data | {"says": says}, says
+
+
+def first(file, whole: int | None = None) -> tuple[dict, list[str]]:
+    """The same in a few sentences, which kit explain begins with."""
     busy = Busy().seen(look(0.2))
     room, facts = memory_available() if whole is None else whole, summarize(file, memory_limit(), memory_available())
     known, lengths = header_facts(file, reads()), contexts_of(file)
@@ -26,17 +36,12 @@ def explain(file, whole: int | None = None) -> tuple[dict, list[str]]:
     fits = blocks <= room
     says.append(f"It {'fits' if fits else 'does not fit'}: {format_bytes(blocks)} of blocks, {format_bytes(room)} "
                 f"{'are free' if whole is None else 'are given'}.")  # fmt: skip
-    if lengths:
-        last = lengths[-1]
-        says.append(f"A context of {last['positions']:,} takes {format_bytes(last['kv']['float32'])} of KV cache in float32.")
     if (limit := known["limit"]) and not busy:
         when = "now" if limit["of"] == "now" else f"at best, of {limit['of']}"
         says.append(
             f"At most {format_rate(limit['tokens_per_second'])} tokens per second here: a token reads "
             f"{format_bytes(known['bytes_per_token'])}, and memory reads at {limit['bandwidth'] / 1e9:.1f} GB/s {when}."
         )
-    says.append("Nothing was run. Leave out --quick to measure where the time goes.")
     facts = {key: value for key, value in facts.items() if key not in ("metadata", "tensor_table")}
-    first = [busy.line] if busy else []
-    data = {"file": facts, "contexts": lengths, **known, **busy.facts, "fits": fits, "says": [*first, *says]}
-    return data | ({"limit": None} if busy else {}), [*first, *says]
+    data = {"file": facts, "contexts": lengths, **known, **busy.facts, "fits": fits}
+    return data | ({"limit": None} if busy else {}), [*([busy.line] if busy else []), *says]

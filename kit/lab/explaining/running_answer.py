@@ -13,8 +13,8 @@ from kit.gguf.sources import resolve
 from kit.lab.engines.server import is_server
 from kit.lab.engines.started import Started, changed
 from kit.lab.explaining import running_words
+from kit.lab.explaining.lines import paragraph
 from kit.lab.explaining.running import NEAR, Running
-from kit.lab.explaining.tables import paragraph
 from kit.lab.measuring.minutes import as_fast
 from kit.lab.measuring.state import BUSY
 from kit.units import format_seconds, to_json

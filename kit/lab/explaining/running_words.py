@@ -6,8 +6,8 @@ import numpy as np
 
 from kit.lab.explaining import answer_table, causes, remedies
 from kit.lab.explaining.causes import Cause
+from kit.lab.explaining.lines import paragraph, width
 from kit.lab.explaining.running import NEAR, Running, interval
-from kit.lab.explaining.tables import paragraph, width
 from kit.lab.measuring.busy import NO_ADVICE, Busy
 from kit.system.paths import shown
 from kit.units import format_bytes, format_rate, format_seconds, printable

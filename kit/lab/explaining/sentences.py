@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from kit.lab.explaining import answer, answer_table, beside_kit, depth, tables
+from kit.lab.explaining import answer, answer_table, beside_kit, depth, opportunities, tables
 from kit.lab.explaining.elsewhere import compressibility
+from kit.lab.explaining.lines import paragraph, wrapped
 from kit.lab.explaining.study import Study
-from kit.lab.explaining.tables import as_text, formatted, paragraph, short, wrapped
+from kit.lab.explaining.tables import as_text, formatted, short
 from kit.lab.explaining.to_measure import measure_best, measure_engines
 from kit.lab.predicting import quality
 from kit.lab.predicting.ways import used_tensors
@@ -131,16 +132,19 @@ def largest(study: Study) -> str:
     )
 
 
-def sections(study: Study, compile: Callable[[], None], everything: bool = False) -> Iterator[tuple[str, object, str]]:
+def sections(
+    study: Study, compile: Callable[[], None], everything: bool = False, begun: dict | None = None
+) -> Iterator[tuple[str, object, str]]:  # fmt: skip
     """(key, plain data for it, section of text) of everything, in the order in which it is known; "": no key, or no text.
 
-    The answer comes first; ``everything``: all tables have text. ``compile`` is called before anything is measured."""
+    The answer comes first; ``everything``: all tables have text. ``compile`` is called before anything is measured.
+    ``begun``: of quick.first, whose sentences stand above."""
     rows = lambda frame: frame.reset_index().to_dict("records")  # noqa: E731
     table = lambda title, frame: f"{title}\n{as_text(formatted(frame))}"  # noqa: E731
     more = lambda title, frame: table(title, frame) if everything else ""  # noqa: E731
-    if said := bool(study.busy):
-        yield "", None, study.busy.line
-    yield "", None, paragraph(what(study))
+    if said := bool(study.busy) or bool(begun and begun["busy"]):
+        yield "", None, "" if begun and begun["busy"] else study.busy.line
+    yield "", None, "" if begun else paragraph(what(study))
     yield "contexts", study.contexts, ""
     yield "file", {key: value for key, value in study.facts.items() if key not in ("metadata", "tensor_table")}, ""
     yield "memory_bytes", study.memory, ""
@@ -151,7 +155,7 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
         measure_best(study)
     found = answer.of(study)
     lines = answer.told(found)
-    lines = lines[1:] if said and lines[0] == study.busy.line else lines
+    lines = lines[1:] if said and study.busy else lines  # its first line is the same
     data = found.data | {"table": [row._asdict() for row in answer_table.rows(found.data)]}
     yield "answer", data, "\n".join(map(wrapped, lines))
     if text := "" if study.busy else beside_kit.flags(found):
@@ -159,16 +163,21 @@ def sections(study: Study, compile: Callable[[], None], everything: bool = False
     data, text = beside_kit.prompt(study)
     yield "prompt", data, paragraph(text) if text and not study.busy else ""
     yield "", None, f"DOES IT FIT?\n{paragraph(fits(study))}"
-    title = "WHERE A TOKEN'S TIME GOES, from the file's blocks"
-    data = study.parts().assign(share=None) if study.busy else study.parts()
+    data = study.parts()
+    title = f"WHERE A TOKEN'S TIME GOES: {format_seconds(data['seconds'].sum())}, exact, from the file's blocks"
+    data = data.assign(share=None) if study.busy else data
     yield "parts", rows(data), "" if study.busy else table(title, data)
     data = study.depths()
     title = f"A TOKEN BY DEPTH (float32 KV cache; least: its bytes at {study.read_gbps:.1f} GB/s)"
-    yield "depths", data, table(title, depth.table(data)) if data else ""
+    why = paragraph(depth.falls(data))
+    yield "depths", data, "\n".join(filter(None, [table(title, depth.table(data)), why])) if data else ""
     measure_best(study)
+    changes = opportunities.gather(study)
+    told = "" if study.busy else opportunities.told(study, changes)
+    yield "opportunities", [each._asdict() for each in changes], told
     data = study.advice()
-    title = "WHAT TO CHANGE (first, what kit generate does by itself; memory of the whole process)"
-    shown = "" if study.busy else table(title, short(data if everything else _shown(data)))
+    title = "ALL WAYS (first, what kit generate does by itself; memory of the whole process)"
+    shown = "" if study.busy else more(title, short(data))
     yield "advice", rows(data.assign(faster=None) if study.busy else data), shown
     yield "machine", {key: value for key, value in asdict(study.machine).items() if key not in ("samples", "methods")}, ""
     part = study.part or study
@@ -206,18 +215,13 @@ def _tables(study, everything, rows, table, more):
     )
     yield "policies", rows(frame), table(title, frame) if everything or study.trace or matters else ""
     title = "WHERE A TOKEN'S TIME GOES, all ways (dequantized each time, kept in float32, from blocks)"
-    yield "families", rows(frame := tables.families(study.file, study.order, study.costs)), more(title, frame)
+    yield "families", rows(frame := tables.families(study.file, study.order, study.costs, study.parts())), more(title, frame)
     if everything and (own := of_a_use(study)):
         yield "", None, paragraph(own)
     frame = tables.exactness_of(study.file)
     differs = not (frame.drop(columns="weights").isin(["equal"]) | frame.drop(columns="weights").isna()).all(axis=None)
     title = "EXACTNESS (against gguf-py, on rows of this file)"
     yield "exactness", rows(frame), table(title, frame) if everything or differs else ""
-
-
-def _shown(table):
-    """The first row, what was measured and the fastest others: five rows at most."""
-    return table.loc[[*dict.fromkeys([table.index[0], *table.index[table["by"] == "measured"], *table.index[1:]])][:5]]
 
 
 def _rest(study: Study) -> str:

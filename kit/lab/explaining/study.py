@@ -259,7 +259,8 @@ class Study:
         """Where the time of a token from the blocks goes (kit.lab.explaining.tables.parts_of)."""
         linear = (way if way.product else BLOCKS).linear
         costs = {} if self.order.programs.get(linear) else self.costs
-        return tables.parts_of(self.file, self.order, costs, linear)
+        real = self.measured.get(way)
+        return tables.parts_of(self.file, self.order, costs, linear, real and real.seconds)
 
     @property
     def contexts(self) -> list[dict]:
@@ -273,7 +274,8 @@ class Study:
         rows = depth.least(read_config(self.file), bytes_used(self.read), self.read_gbps)
         if self.part is None and self.room.fits and measuring.left(self) > 0:
             self.say("measuring a token at several context lengths")
-            rows += depth.measured(self.file)
+            real = self.measured.get(BLOCKS)
+            rows += depth.anchored(depth.measured(self.file), real and real.seconds)
         return rows
 
     @cached_property

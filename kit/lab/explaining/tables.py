@@ -1,8 +1,6 @@
 """What kit explain says of a file: tables of plain numbers, and the same as text with units."""
 
 import re
-import shutil
-import textwrap
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +13,7 @@ from kit.cache.traces import Requests
 from kit.gguf.formats import FORMATS
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.exactness import exactness, sample
+from kit.lab.explaining.lines import width
 from kit.lab.explaining.measured_ways import Measured
 from kit.lab.measuring.machine import gpu
 from kit.lab.predicting.bounds import interval_bound
@@ -37,8 +36,8 @@ def held(file, uses=None) -> pd.DataFrame:
     kit.gguf.uses): of a mixture its experts alone, of an embedding one row."""
     uses, infos, rows = uses_of(file) if uses is None else uses, file.tensors.values(), []
     elements = sum(tensor.elements for tensor in infos)
-    for name, width in (WEIGHT_BYTES | {HELD_BLOCKS: None}).items():
-        nbytes, whole = bytes_used(uses, width), width * elements if width else sum(tensor.nbytes for tensor in infos)
+    for name, each in (WEIGHT_BYTES | {HELD_BLOCKS: None}).items():
+        nbytes, whole = bytes_used(uses, each), each * elements if each else sum(tensor.nbytes for tensor in infos)
         fits = "yes" if whole < memory_limit() else "no"
         rows.append((name, nbytes, whole, 8 * whole / elements, fits))
     table = frame(rows, "held as", "bytes of a token", "size", "bits of a weight", "fits in memory")
@@ -53,9 +52,10 @@ def token_bounds(file, machine, uses=None) -> pd.DataFrame:
     return table
 
 
-def parts_of(file, order: Order, costs, linear: str = "fused") -> pd.DataFrame:
+def parts_of(file, order: Order, costs, linear: str = "fused", seconds: float | None = None) -> pd.DataFrame:
     """Where the time of a token from the blocks goes: one row per family of tensors and one for attention and the rest, the
-    longest first. Share of the token, "seconds" per token, "bytes" of blocks, "GB/s" at which these are read."""
+    longest first. Share of the token, "seconds" per token, "bytes" of blocks, "GB/s" at which these are read. ``seconds``: of
+    the token as the answer has it, which the parts add up to; None: the recorded one."""
     tensors, token, rows = used_tensors(file, order), from_blocks(linear, order, costs), []
     for name in (name for uses in order.tokens for name in uses):
         tensor = tensors[name]
@@ -64,6 +64,7 @@ def parts_of(file, order: Order, costs, linear: str = "fused") -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=["part", "seconds", "bytes"]).groupby("part").sum() / len(order.tokens)
     table.loc[REST] = token.rest, np.nan
     table.insert(0, "share", table["seconds"] / table["seconds"].sum())
+    table["seconds"] *= seconds / table["seconds"].sum() if seconds else 1.0
     table["GB/s"] = table["bytes"] / table["seconds"] / 1e9
     return table.sort_values("share", ascending=False)
 
@@ -72,10 +73,10 @@ def _family(name: str) -> str:
     return printable(re.sub(r"^blk\.\d+\.|\.weight|\[\d+\]$", "", name))
 
 
-def families(file, order: Order, costs) -> pd.DataFrame:
+def families(file, order: Order, costs, parts: pd.DataFrame | None = None) -> pd.DataFrame:
     """Where a token's time goes: one row per family of tensors (blk.N.ffn_up.weight -> ffn_up), the costliest first. Seconds a
     token of its uses, each of three as measured: dequantized to float32 "each time", "kept" in float32, "from blocks" (nan:
-    vectors, which the recorded program fetches in the rest)."""
+    vectors, which the recorded program fetches in the rest). ``parts``: of ``parts_of``, whose seconds "from blocks" has."""
     tensors, token, rows = used_tensors(file, order), from_blocks("fused", order, costs), []
     for name in (name for uses in order.tokens for name in uses):
         kind, cost = tensors[name].kind, costs[tensors[name].kind]
@@ -89,6 +90,8 @@ def families(file, order: Order, costs) -> pd.DataFrame:
     table = table.sort_values("share", ascending=False)
     if not order.reason:
         table.loc[REST, list(TIMES)] = order.rest, order.rest, token.rest
+    if parts is not None:
+        table["from blocks"] = parts["seconds"].reindex(table.index)
     return table
 
 
@@ -194,14 +197,6 @@ def short(table: pd.DataFrame) -> pd.DataFrame:
 # --- for people: text with units, in a terminal of at most 100 columns, whatever a file's names hold -----------------
 
 
-MOST = 80  # columns
-
-
-def width() -> int:
-    """Columns of the terminal, MOST at most."""
-    return max(40, min(MOST, shutil.get_terminal_size((MOST, 24)).columns))
-
-
 _SECONDS = (*TIMES, "comes in", "predicted", "measured", "least", "least seconds per token", "seconds", "per token")
 _BYTES = ("in the file", "in float32", "held", "file pages", "together", "peak", "bytes", "size", "bytes of a token", "memory")
 _SHARES = ("share", "hit rate", "bytes hit", "bytes bound")
@@ -228,15 +223,3 @@ def as_text(table: pd.DataFrame) -> str:
     room = min(max(map(len, keys)), max(8, width() - len(lines[0])))
     cut = [key if len(key) <= room else f"{key[: room - 3]}..." for key in keys]
     return "\n".join(f"{key:{room}}{line}" for key, line in zip(cut, lines, strict=True))
-
-
-def paragraph(text: str) -> str:
-    """Text wrapped at the terminal's columns."""
-    return textwrap.fill(
-        printable(text), width(), break_on_hyphens=False, break_long_words=False
-    )  # a command is copied from it
-
-
-def wrapped(line: str) -> str:
-    """A paragraph; a command, which is one line to be copied, and a table stay as they are."""
-    return line if line.startswith("    ") or "\n" in line else paragraph(line)

@@ -84,8 +84,10 @@ class Room:
         return BackingStore(gbps, self.free) if gbps else None
 
     def needs(self, prediction: Prediction) -> int:
-        """Bytes of the whole process that runs a way: of blocks that are read from the disk, those that stay."""
-        return self.beside + prediction.total
+        """Bytes of the whole process that runs a way: with all blocks where they stay, as whoever asks whether the file fits is
+        told; of blocks that are read from the disk, those that stay."""
+        from_blocks = self.fits and prediction.way.product and not prediction.way.holds
+        return self.beside + (self.nbytes if from_blocks else prediction.total)
 
     def stays(self, prediction: Prediction) -> bool:
         """Whether a way stays within the memory of the whole process."""

@@ -1,0 +1,114 @@
+"""What would make a token faster, as Lighthouse lists it: each change with its gain and its cost, the largest gain first.
+
+A change that gains nothing is no row; what is fine is one line.
+"""
+
+from typing import NamedTuple
+
+from kit.gguf.formats import FORMATS
+from kit.gguf.uses import bytes_used
+from kit.lab.explaining import answer, answer_table
+from kit.lab.explaining.lines import paragraph
+from kit.lab.explaining.study import Study
+from kit.lab.measuring import pages
+from kit.lab.predicting.ways import BLOCKS, predict, used_tensors
+from kit.units import format_bytes, format_seconds
+
+WORTH = 1.05  # times as fast: less is no reason to change anything
+_FEWER = ("Q4_0", "Q3_K")  # formats of fewer bits that kit quants makes
+_INDENT = " " * 27
+
+
+class Opportunity(NamedTuple):
+    """A change. ``times``: as fast as ``now``, "measured" or "predicted" (``by``); ``seconds``: of a token after it. ``cost``:
+    in words. ``command``: makes it, or measures what it costs; "": none does."""
+
+    change: str
+    now: str
+    times: float
+    by: str
+    seconds: float
+    cost: str
+    command: str = ""
+
+
+def gather(study: Study) -> list[Opportunity]:
+    """The changes that gain, the largest first; none on a busy machine, and none of a file whose tokens were not run."""
+    if study.busy or (study.part or study).order.reason:
+        return []
+    found = [*_ways(study), *_memory(study), *_bits(study)]
+    return sorted((each for each in found if each.times >= WORTH), key=lambda each: -each.times)
+
+
+def _ways(study: Study) -> list[Opportunity]:
+    """Other ways of kit than that of `kit generate` without options."""
+    found_now = answer.of(study)
+    reached = {each.way: each for each in found_now.ways}
+    first, *others = zip(study.predictions, study.advice().itertuples(), strict=True)
+    default = reached.get(first[0].way)
+    found = []
+    for prediction, row in others:
+        way = reached.get(prediction.way)
+        if way is None or (default and default.measured and way.measured and not answer.gains(way, default)):
+            continue
+        costs = []
+        if way.way.precision != "float32":
+            same = found_now.same(way.way.precision)
+            told = "is not measured" if same is None else f"is float32's in {answer_table.percent(same)} of positions"
+            costs.append(f"the next token {told}")
+        if (more := study.room.needs(prediction) - study.room.needs(first[0])) > 0:
+            costs.append(f"{format_bytes(more)} more memory")
+        seconds = way.seconds if row.by == "measured" else first[0].seconds / row.faster
+        found.append(Opportunity(way.name, "kit's default", row.faster, row.by, seconds, "; ".join(costs) or "nothing",
+                                 answer.command(study, way.way)))  # fmt: skip
+    return found
+
+
+def _memory(study: Study) -> list[Opportunity]:
+    """Memory for the whole file, where it does not fit."""
+    if study.room.fits or study.part is not None:
+        return []
+    now, tensors = study.predictions[0], used_tensors(study.file, study.order)
+    then = predict(BLOCKS, tensors, study.order, study.costs, study.machine, None)
+    needs = study.room.beside + study.room.nbytes
+    cost = f"{format_bytes(max(0, needs - study.room.limit))} more memory"
+    change = f"{format_bytes(needs)} for the process, which hold the whole file"
+    return [Opportunity(change, "kit's default", now.seconds / then.seconds, "predicted", then.seconds, cost)]
+
+
+def _bits(study: Study) -> list[Opportunity]:
+    """Fewer bits, where an engine is near the limit of memory, so that its time follows the bytes."""
+    ways = [each for each in (answer.peer(study), *answer.reached(study)) if each and each.measured]
+    near = next((each for each in ways if answer.share(study, each).median >= answer_table.NEAR), None)
+    if near is None or study.file.path is None:
+        return []
+    nbytes, found = bytes_used(study.read), []
+    for name in _FEWER:
+        width = FORMATS[name].bits_per_weight / 8
+        fewer = sum(bytes_used([use], min(width, use.nbytes / use.elements)) for use in study.read)
+        command = f"kit quants {answer.name_of(study)} --to {name}"
+        found.append(Opportunity(f"{name} for every tensor of more bits", near.name, nbytes / fewer, "predicted",
+                                 near.seconds * fewer / nbytes, "quality, which the command measures", command))  # fmt: skip
+    return found
+
+
+def fine(study: Study, found: list[Opportunity]) -> list[str]:
+    """What needs no change."""
+    told = ["the file fits in memory"] * study.room.fits
+    if study.map_found and study.map_found.ratio >= pages.SMALL:
+        told.append("its pages are read as fast as memory")
+    if (other := answer.peer(study)) and (share := answer.share(study, other).median) >= answer_table.NEAR:
+        told.append(f"llama.cpp is at {share:.0%} of the limit")
+    others = len(study.predictions) - 1 - sum(each.now == "kit's default" and bool(each.command) for each in found)
+    return told + [f"{others} other ways of kit gain nothing"] * bool(others)
+
+
+def told(study: Study, found: list[Opportunity]) -> str:
+    """The list as text: gain, seconds of a token and change in a line, then what it costs and its command."""
+    lines = ["OPPORTUNITIES, the largest gain first"] if found else ["OPPORTUNITIES: none that was measured or predicted"]
+    for each in found:
+        lines.append(f"{each.times:5.2f}x {each.by:<9}  {format_seconds(each.seconds):>7}  {each.change}")
+        lines.append(f"{_INDENT}of {each.now}; costs {each.cost}")
+        lines += [f"    {each.command}"] * bool(each.command)
+    passed = fine(study, found)
+    return "\n".join([*lines, *([paragraph(f"Fine: {'; '.join(passed)}.")] if passed else [])])

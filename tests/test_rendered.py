@@ -1,0 +1,114 @@
+"""One quantity has one value in all that kit explain prints: limit, memory of a way, process, milliseconds, parts that sum."""
+
+import re
+
+import model_files
+import pytest
+
+import kit
+from kit.lab.explaining import depth, opportunities, sentences
+from kit.lab.explaining.opportunities import Opportunity
+from kit.lab.explaining.study import Study
+from kit.lab.measuring import machine
+from kit.units import format_bytes, format_seconds
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """(data by key, text, study) of one run that prints all tables; no engine runs, so this process measures the ways."""
+    path = model_files.write(tmp_path_factory.mktemp("rendered"), "tiny-llama", "Q4_K_M")
+    patch = pytest.MonkeyPatch()
+    patch.setattr("kit.lab.explaining.peers.installed", list)
+    patch.setattr("kit.lab.measuring.busy.Busy.seen", lambda self, others: self)
+    with kit.open(path) as file:
+        study = Study(file, machine.probe, 1 << 20, tokens=3)
+        taken = [*sentences.sections(study, lambda: None, everything=True)]
+        yield {key: value for key, value, _ in taken if key}, "\n".join(text for *_, text in taken if text), study
+    patch.undo()
+
+
+def exact(data) -> dict:
+    return next(row for row in data["answer"]["reached"] if row["precision"] == "float32" and not row["holds"])
+
+
+def test_one_limit(said):
+    data, text, study = said
+    limit = data["answer"]["table"][0]
+    assert limit["kind"] == "limit" and limit["speed"] == pytest.approx(1 / study.least_now)
+    printed = re.search(r"^limit of memory +(\S+)", text, re.MULTILINE)[1]
+    assert float(printed.replace(",", "")) == pytest.approx(limit["speed"], rel=0.01)
+    for row in data["answer"]["table"][1:]:
+        assert row["of_limit"] == pytest.approx(min(1.0, row["speed"] / limit["speed"])), "share of another limit"
+
+
+def test_one_memory_of_a_way_and_one_process(said):
+    data, text, study = said
+    fits = re.search(r"Yes: (.*?), (.*?) of blocks and (.*?) for the process", " ".join(text.split()))
+    assert fits[1] == format_bytes(study.room.nbytes + study.room.beside) and fits[3] == format_bytes(study.room.beside)
+    first = data["advice"][0]
+    assert format_bytes(first["memory"]) == fits[1], "the same way has one memory in both tables"
+    assert {*re.findall(r"([\d.]+ \w+) for the process", " ".join(text.split()))} == {fits[3]}
+
+
+def test_one_time_of_a_token_and_parts_that_sum_to_it(said):
+    data, text, _ = said
+    token = exact(data)["seconds"]
+    assert sum(row["seconds"] for row in data["parts"]) == pytest.approx(token)
+    assert f"WHERE A TOKEN'S TIME GOES: {format_seconds(token)}, exact" in text
+    whole = sum(row["from blocks"] for row in data["families"] if row["from blocks"] == row["from blocks"])
+    assert whole == pytest.approx(token), "the table of --all has the same parts"
+    assert data["advice"][0]["measured"] == pytest.approx(token)
+    measured = [row for row in data["depths"] if row["by"] == "measured"]
+    assert measured[0]["token"] == pytest.approx(token), "a token near 64 positions is the answer's"
+
+
+def test_a_depth_is_the_sum_of_its_parts_and_grows_or_says_why(said):
+    data, text, _ = said
+    for row in data["depths"]:
+        parts = [value for key, value in row.items() if key not in ("positions", "by", "token")]
+        assert sum(parts) == pytest.approx(row["token"])
+    measured = [row["token"] for row in data["depths"] if row["by"] == "measured"]
+    assert measured == sorted(measured) or "was not slower than one after" in " ".join(text.split())
+
+
+def test_weights_take_one_time_at_all_depths():
+    """A token after 4,096 positions took 56 ms and after 64 took 65 ms, because the machine had changed between them."""
+    rows = [{"positions": 64, "by": "measured", "attention": 0.001, depth.REST: 0.064, "token": 0.065},
+            {"positions": 4096, "by": "measured", "attention": 0.015, depth.REST: 0.041, "token": 0.056}]  # fmt: skip
+    near, far = depth.anchored(rows)
+    assert (
+        near[depth.REST] == far[depth.REST] == pytest.approx(0.0525) and far["token"] == pytest.approx(0.0675) > near["token"]
+    )
+    near, far = depth.anchored(rows, 0.0412)
+    assert near["token"] == pytest.approx(0.0412) and far["token"] == pytest.approx(0.0552)
+    assert depth.falls(rows).startswith("A token after 4,096 positions was not slower") and not depth.falls([near, far])
+    assert depth.anchored([]) == []
+
+
+def test_opportunities_gain_and_come_by_their_gain(said, monkeypatch):
+    data, text, study = said
+    assert all(row["times"] >= opportunities.WORTH for row in data["opportunities"])
+    assert "OPPORTUNITIES" in text and "Fine: the file fits in memory" in text
+    rows = [Opportunity("float16", "kit's default", 0.3, "predicted", 0.1, "1.00 GiB more memory"),
+            Opportunity("int8", "kit's default", 1.26, "measured", 0.03, "quality", "kit generate m.gguf"),
+            Opportunity("Q3_K", "llama.cpp", 1.4, "predicted", 0.02, "quality", "kit quants m.gguf")]  # fmt: skip
+    monkeypatch.setattr(opportunities, "_ways", lambda study: rows)
+    monkeypatch.setattr(opportunities, "_bits", lambda study: [])
+    found = opportunities.gather(study)
+    assert [each.change for each in found] == ["Q3_K", "int8"], "what loses is no row"
+    lines = opportunities.told(study, found).splitlines()
+    assert lines[1].split() == ["1.40x", "predicted", "20.0", "ms", "Q3_K"] and lines[3] == "    kit quants m.gguf"
+    assert max(map(len, lines)) <= 80
+    study.busy.others = 2.0
+    assert opportunities.gather(study) == []
+    study.busy.others = 0.0
+
+
+def test_fewer_bits_are_predicted_where_memory_is_the_limit(said, monkeypatch):
+    _, _, study = said
+    monkeypatch.setattr(opportunities.answer_table, "NEAR", 0.0)
+    by_name = {each.change[:4]: each for each in opportunities._bits(study)}
+    assert 1 < by_name["Q3_K"].times < 2 and by_name["Q3_K"].by == "predicted"
+    assert by_name["Q3_K"].command.startswith("kit quants ") and "--to Q3_K" in by_name["Q3_K"].command
+    monkeypatch.setattr(opportunities.answer_table, "NEAR", 1.1)
+    assert opportunities._bits(study) == [], "arithmetic is the limit: fewer bytes do not help"
