@@ -209,7 +209,7 @@ def _explain(file, as_json, everything, **how):
     from kit.units import to_json
 
     plain, begun = {}, None
-    if not as_json:  # file, fit and limit, before anything is compiled
+    if not (as_json or how["whole"]):  # file, fit and limit, before anything is compiled; a limit is checked first
         from kit.lab.explaining import quick
 
         begun, says = quick.first(file, how["whole"])
