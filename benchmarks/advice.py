@@ -19,7 +19,8 @@ from benchmarks._files import fetch
 from kit.errors import ReportError
 from kit.gguf import pagecache
 from kit.lab.measuring.group import Group, missing_rights
-from kit.lab.measuring.process import COMPILING, process_bytes
+from kit.lab.measuring.process import process_bytes
+from kit.model.footprint import COMPILING
 
 MODELS, SHARES, TOKENS = ("qwen2.5-coder-1.5b", "smollm2-135m"), (0.6, 1.0, 2.0), 24
 GOAL = 1.25

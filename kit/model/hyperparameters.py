@@ -316,6 +316,11 @@ def _check(file, config):
             raise ModelError(f"{file.path}: the file has the tensor {name!r}, but {problem}")
         message = f"the tensor {name!r} has no place in a {config.architecture} model that the kit can run"
         raise ModelError(f"{file.path}: {message}; ignoring it would give wrong logits")
+    present, further = set(map(layer_of, file.tensors)), {layer_of(name) for name in file.tensors if ".nextn." in name}
+    for layer in range(layers, layers + predicting):  # whose own tensors may have been dropped, all of them
+        if layer in present - further:
+            problem = f"the key {file.architecture}.nextn_predict_layers counts layer {layer}, which has no tensor of nextn"
+            raise ModelError(f"{file.path}: {problem}, so leaving it out would change the logits: convert the model again")
     for name, shape in known.items():
         tensor = file.tensors.get(name)
         if tensor is None and name in needed:
