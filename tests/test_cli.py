@@ -132,7 +132,7 @@ def test_doctor_checks_this_machine():
     states = {row.subject: row.state for row in doctor.checks(simd.describe(), strategies())}
     assert states["Python"] == states["torch"] == "ok"
     tour = re.findall(r"^ {4}(?:ok|note|BAD)  +(.+?)  ", (ROOT / "docs" / "tour.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert tour == list(states)
+    assert tour == [subject for subject in states if subject in tour] and len(tour) > 5, "some of its lines, in its order"
 
 
 def test_importing_kit_sets_no_variable_and_its_own_processes_do():

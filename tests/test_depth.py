@@ -59,8 +59,8 @@ def test_inspect_prints_4k_32k_and_the_whole_context(hybrid, folder):
     assert [row["kv"]["float16"] for row in told] == [n * 2 * 2 * 64 * 2 for n in (4096, 32768, 100_000)]
     lines = run("inspect", hybrid).splitlines()
     at = next(place for place, line in enumerate(lines) if line.startswith("context, positions"))
-    assert lines[at].split()[2:] == ["KV", "cache", "float16", "KV", "cache", "q8_0", "states"]
-    assert lines[at + 2].split() == "32,768 16.00 MiB 8.50 MiB 210.0 KiB".split()
+    assert lines[at].split()[2:] == ["KV", "float32", "KV", "float16", "KV", "q8_0", "states"]
+    assert lines[at + 2].split() == "32,768 32.00 MiB 16.00 MiB 8.50 MiB 210.0 KiB".split()
     with kit.open(model_files.write(folder, "tiny-llama")) as file:
         (only,) = contexts(kit.Transformer(kit.Weights(file)).config)
     assert only["states"] == 0, "its context is shorter than 4,096"

@@ -382,7 +382,7 @@ def test_controls_when_somebody_is_there(tmp_path, monkeypatch):
     assert controls["nbytes"].value == ran["limit"] and ran.titles["explore"] == []
     draw(nbytes=controls["nbytes"].options[-1][1], dtype=controls["dtype"].options[1])
     left, right = plt.gcf().axes
-    assert left.get_title("left") == f"{format_bytes(ran['whole'])}, float16: 100% at best"
+    assert left.get_title("left") == f"{format_bytes(ran['scan'])}, float16: 100% at best"
     labels, time = [label.get_text() for label in left.get_yticklabels()], [bar.get_width() for bar in right.patches]
     assert labels[-1] == "blocks" and {*labels} == {*ran["given"], "blocks"} and left.get_ylim() == right.get_ylim()
     assert [name for name, width in zip(labels, time, strict=True) if np.isnan(width)] == ["MIN"]

@@ -141,6 +141,12 @@ FROM_THE_REPORT = {  # claim -> the region that its figures and its stated toler
     "experts-no-hot-set": (95, None),
     "experts-prompt": (None, 60),
     "experts-link": (40, None),
+    "drafts-fourteenth": (0.05, 0.1),
+    "drafts-slower": (0.78, 0.96),
+    "drafts-faster": (1.5, None),
+    "drafts-three-times": (3, None),
+    "drafts-context": (3, None),
+    "drafts-copies": (50, None),
 }
 
 

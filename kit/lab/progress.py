@@ -4,6 +4,7 @@ A prompt's pass is one call, so its bar counts what the pass adds to a trace.
 """
 
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator
 
 from tqdm import tqdm
@@ -11,6 +12,7 @@ from tqdm import tqdm
 from kit.trace import Span, Trace
 
 _DELAY = 1.0  # seconds before a bar appears: a short prompt shows none
+_APART = 5.0  # seconds between two lines: what is short prints none
 
 
 def say(step: str) -> None:
@@ -20,12 +22,24 @@ def say(step: str) -> None:
 
 
 def steps(items: Collection, what: str, progress: bool = True, unit: str = "step") -> Iterator:
-    """The items one by one, with a bar, or a line for each tenth of them; ``progress=False``: neither."""
-    tenth = max(1, len(items) // 10)
+    """The items one by one, with a bar, or a line when some seconds have passed since the last; ``progress=False``: neither."""
+    tell = lines(what, unit, len(items), progress)
     for number, item in enumerate(tqdm(items, what, disable=None if progress else True, unit=unit)):
-        if progress and number % tenth == 0:
-            say(f"{what}: {unit} {number + 1} of {len(items)}")
+        tell(number)
         yield item
+
+
+def lines(what: str, unit: str, count: int, progress: bool = True) -> Callable[[int], None]:
+    """What is to be called as each of ``count`` steps begins, by number: it prints the lines of steps."""
+    told = time.monotonic()
+
+    def tell(number: int) -> None:
+        nonlocal told
+        if progress and time.monotonic() - told >= _APART:
+            say(f"{what}: {unit} {number + 1} of {count}")
+            told = time.monotonic()
+
+    return tell
 
 
 class PromptTrace(Trace):

@@ -15,7 +15,7 @@ from kit.model.attention import ATTENTION, variant_for
 from kit.model.forward import Ops, matrices
 from kit.model.layers.mixture import of_tokens
 from kit.model.layers.ngrams import TABLE
-from kit.model.rows import attend_rows, blocks
+from kit.model.rows import attend_rows, blocks, numbers
 
 
 class CpuOps(Ops):
@@ -116,7 +116,7 @@ class CpuOps(Ops):
 
     def compress(self, layer, rows, scores, *, name):
         mixer, start, cache, length = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer], self.cache.length
-        scores = scores + self.vector(f"blk.{layer}.{name}_ape.weight")[torch.arange(length, length + len(rows)) % mixer.every]
+        scores = scores + self.vector(f"blk.{layer}.{name}_ape.weight")[numbers(length, length + len(rows)) % mixer.every]
         held = cache[f"{name}_rows"], cache[f"{name}_scores"]
         made = blocks(rows, scores, held, length, mixer.every)
         if len(made):

@@ -8,6 +8,11 @@ import torch
 _MOST = 2**22  # scores in memory at once
 
 
+def numbers(start: int, stop: int) -> torch.Tensor:
+    """The whole numbers from ``start`` to before ``stop``, whatever torch's default type and device are."""
+    return torch.arange(start, stop, dtype=torch.int64, device="cpu")
+
+
 def blocks(rows, scores, held: tuple[torch.Tensor, torch.Tensor], length: int, each: int) -> torch.Tensor:
     """The results (blocks, n) of the blocks of ``each`` positions that some tokens complete after ``length`` positions.
 
@@ -17,9 +22,9 @@ def blocks(rows, scores, held: tuple[torch.Tensor, torch.Tensor], length: int, e
     slots, width = held[0].shape
     past, size = slots - each, width // (slots // each)
     start, stop = length // each * each - past, length + len(rows)
-    before = torch.arange(max(0, start), length) % slots
+    before = numbers(max(0, start), length) % slots
     rows, scores = (torch.cat([part[before], new]) for part, new in zip(held, (rows, scores), strict=True))
-    last = torch.arange(max(0, start, stop - slots), stop)
+    last = numbers(max(0, start, stop - slots), stop)
     for part, new in zip(held, (rows, scores), strict=True):
         part[last % slots] = new[last - max(0, start)]
     if start < 0:
@@ -47,12 +52,12 @@ def attend_rows(q, k, cache, length: int, mixer, chosen, sinks) -> torch.Tensor:
     shared, seen = cache.read_rows(units), _seen(chosen, tokens, units, rows.every)
     out, at_once = torch.empty_like(q), max(1, _MOST // (q.shape[1] * (units + 2 * rows.window)))
     for first in range(0, tokens, at_once):
-        query = torch.arange(first, min(tokens, first + at_once))[:, None]
+        query = numbers(first, min(tokens, first + at_once))[:, None]
         start = max(0, first + before - rows.window + 1)
         near = raw[start : before + len(query) + first]
-        place = torch.arange(start, start + len(near)) - before  # of the tokens, whose first is 0
+        place = numbers(start, start + len(near)) - before  # of the tokens, whose first is 0
         hidden = (place > query) | (place <= query - rows.window)
-        far = torch.arange(units) >= (query + length + 1) // rows.every
+        far = numbers(0, units) >= (query + length + 1) // rows.every
         far = far if seen is None else far | ~seen[first : first + len(query)]
         keys, hidden = torch.cat([near, shared]), torch.cat([hidden, far], 1)
         scores = torch.einsum("thd,jd->thj", q[query[:, 0]], keys) * mixer.scale

@@ -77,7 +77,9 @@ def fits(study: Study) -> str:
     blocks, whole = sum(use.nbytes for use in study.uses), study.room.limit
     of = f"{format_bytes(whole)} {'for the whole process' if study.whole else 'that are free'}"
     yes = "Yes" if study.room.fits else "No"
-    text = f"{yes}: {format_bytes(blocks)} of blocks and {format_bytes(study.room.beside)} for the process, of {of}."
+    beside = study.room.beside
+    parts = f"{format_bytes(blocks)} of blocks and {format_bytes(beside)} for the process"
+    text = f"{yes}: {format_bytes(blocks + beside)}, {parts}, of {of}."
     if study.contexts:
         last = study.contexts[-1]
         text += f" A context of {last['positions']:,} takes {format_bytes(last['kv']['float32'])} of KV cache in float32"

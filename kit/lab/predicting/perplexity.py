@@ -15,7 +15,7 @@ from kit.cache.policies.base import Policy
 from kit.errors import ModelError
 from kit.gguf.uses import count
 from kit.lab.measuring.intervals import error_of_mean
-from kit.lab.progress import say
+from kit.lab.progress import lines
 from kit.model.tokenizer import tokenizer_of
 
 _ROWS = 32  # rows of logits at a time: one row of a large vocabulary takes 1 MB
@@ -107,9 +107,9 @@ def perplexity(model, ids: Sequence[int], bos=None, context=512, stride=None, pr
         raise ModelError(f"the text has {len(ids)} tokens, too few to score: give a longer one")
     surprisals, passed, seconds = [], 0, 0.0
     bar = tqdm(parts, "perplexity", disable=None if progress else True, unit="window")
+    tell = lines("perplexity", "window", len(parts), progress)
     for number, (window, first) in enumerate(bar):
-        if progress and number % max(1, len(parts) // 10) == 0:
-            say(f"perplexity: window {number + 1} of {len(parts)}")
+        tell(number)
         start = time.perf_counter()
         logits = model.logits(window, first - 1)
         seconds += time.perf_counter() - start
