@@ -205,8 +205,10 @@ def figure(table: pd.DataFrame):
         axes.errorbar(part["x"], part["speed"], xerr=part["kl_error"], fmt=mark, color=color, label=f"{way}", capsize=2)
         axes.plot(part["x"], part["bound"], "_", color=figures.BLACK, markersize=14, label="bound" if way == "exact" else None)
     names = _short([*dict.fromkeys(map(str, shown.index))])
-    for name, row in shown.sort_values("speed").groupby(level=0).last().iterrows():  # a file's faster way
-        axes.annotate(names[name], (row["x"], row["speed"]), (0, 8), textcoords="offset points", fontsize=8, ha="center")
+    faster = shown.sort_values("speed").groupby(level=0).last().sort_values("x")  # way of each file
+    for number, (name, row) in enumerate(faster.iterrows()):  # neighbors' names are above and below their points
+        place = {"xytext": (0, -16 if number % 2 else 8), "textcoords": "offset points", "ha": "center"}
+        axes.annotate(names[name], (row["x"], row["speed"]), fontsize=8, **place)
     best = shown[shown["best"]].sort_values("x")
     axes.plot(best["x"], best["speed"], color=figures.GREEN, linewidth=1.2, zorder=0, label="nothing is faster and closer")
     figures.log(axes, "x", write="{:.0e}".format)
