@@ -40,7 +40,7 @@ def test_the_title_of_speed_against_loss_fits_its_figure():
     names = ["kit", "kit, int16 activations", "kit, int8 activations", "llama.cpp, mmap"]
     figure, axes = figures.against_kl(pd.Series([0.8, 0.93, 1.01, 1.0], names), pd.Series([1e-11, 1e-8, 1e-3, 1e-3], names))
     figure.canvas.draw()
-    assert axes.get_title("left") == "kit, int8 activations: 1.01 times llama.cpp's speed, with KL 0.001"
+    assert axes.get_title("left") == "kit, int8 activations: 1.01 times as fast as llama.cpp, with KL 0.001"
     sizes = [line.get_markersize() for line in axes.lines if line.get_marker() in "os^D"]
     assert len({*sizes}) == 4 and {line.get_markerfacecolor() for line in axes.lines[:4]} == {"none"}, "none hides another"
     assert axes._left_title.get_window_extent().x1 < figure.bbox.width

@@ -145,7 +145,7 @@ def against_kl(times, kl):
     axes.set_ylim(0, 1.1 * times.max())  # the peer's own mark stands whole where nobody is faster
     figure.legend(fontsize=8.5, ncols=2, loc="outside lower center")
     fastest = times.idxmax()
-    axes.set_title(f"{fastest}: {times[fastest]:.2f} times llama.cpp's speed, with KL {kl[fastest]:.2g}")
+    axes.set_title(f"{fastest}: {times[fastest]:.2f} times as fast as llama.cpp, with KL {kl[fastest]:.2g}")
     return figure, axes
 
 
