@@ -31,7 +31,7 @@ CONTROLS = {  # notebook -> its controls, and the cells that they need
     "03_cache_variants": ("list slider", "parameters imports my-policy policy play"),
     "04_attention": ("slider", "parameters imports start file three-ways equal time-head play"),
     "05_tile_decode": ("list slider", "parameters session record tile entropy families residuals"),
-    "07_memory_frontier": ("slider", "parameters imports disk file tensor ways measure whole best control play"),
+    "07_memory_frontier": ("slider", "parameters imports disk file tensor ways measure whole best ahead control play"),
     "09_your_model": ("list slider", "parameters session file hits hits-figure by-hand at explore"),
 }
 MOVES = {
@@ -135,7 +135,7 @@ def test_a_notebook_opens_and_its_cells_run(page, folder, name):
     title = nbformat.read(folder / f"{name}.ipynb", as_version=4).cells[0].source.splitlines()[0].lstrip("# ")
     page.locator(".jp-NotebookPanel:visible h1").first.wait_for()
     assert page.locator(".jp-NotebookPanel:visible h1").first.inner_text().rstrip("¶").strip() == title.replace("`", "")
-    assert page.wait_for_function(KERNEL).json_value() == "python3"
+    assert page.wait_for_function(KERNEL, polling=200).json_value() == "python3"
     if name not in RUN:
         return
     page.evaluate(RUN_ALL)
@@ -154,7 +154,7 @@ def test_controls_move_and_redraw(page, folder, name):
     notebook.cells = [cell for cell in notebook.cells if cell.id in needed]
     nbformat.write(notebook, folder / f"controls-{name}.ipynb")
     page.evaluate(OPEN, f"controls-{name}.ipynb")
-    assert page.wait_for_function(KERNEL).json_value() == "python3"
+    assert page.wait_for_function(KERNEL, polling=200).json_value() == "python3"
     page.evaluate(RUN_ALL)
     picture = page.locator(".jp-NotebookPanel:visible .jp-OutputArea img").last
     seen = [picture.get_attribute("src")]
