@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import kit
+from kit.errors import ModelError
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.commands import cli
-from kit.lab.drafts import costs, explain, heads, words
+from kit.lab.drafts import costs, explain, heads, page, words
 from kit.lab.drafts.predicted import Costs, best, break_even, speed_up, tokens_per_pass
 from kit.lab.engines.bounds_of import Roof
 
@@ -31,6 +32,15 @@ def test_a_speed_up_is_what_a_simulation_of_passes_gives():
             tokens += taken + 1
             spent += 0.005 + drafted * 0.02 + COSTS.verify[drafted] + 0.08 * (taken < drafted)
         assert speed_up(COSTS, chance, drafted, share) == pytest.approx(0.1 * tokens / spent, rel=0.02)
+
+
+def test_a_model_without_a_draft_leaves_page_12_its_own_pair(tmp_path):
+    """`kit reproduce --model mine.gguf` ended with a page that failed."""
+    lab = kit.Session("12_drafts", "smoke", out=str(tmp_path))
+    own = kit.Session("12_drafts", "smoke", "mine.gguf", out=str(tmp_path))
+    assert page.pair_of(own) == page.pair_of(lab)
+    with pytest.raises(ModelError, match="small.gguf drafts for no model: give `model` too"):
+        page.pair_of(lab, "small.gguf")
 
 
 def test_break_even_and_the_best_draft():

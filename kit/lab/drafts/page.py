@@ -40,11 +40,11 @@ class Spoken:
 
 
 def pair_of(lab, draft: str = "") -> tuple[Path, str, bool]:
-    """(the model, its draft, whether both are trained): those that were given; else Qwen2.5-Coder 1.5B and 0.5B where they are
-    on this machine, unless the profile is smoke; else a generated model in two types, of which the smaller drafts."""
-    if lab.model or draft:
-        if not (lab.model and draft):
-            raise ModelError("page 12 needs both or none: `model`, and `draft` with the same vocabulary")
+    """(the model, its draft, whether both are trained): those that were given; without a draft Qwen2.5-Coder 1.5B and 0.5B where
+    they are on this machine, unless the profile is smoke; else a generated model in two types, of which the smaller drafts."""
+    if draft and not lab.model:
+        raise ModelError(f"page 12: {draft} drafts for no model: give `model` too")
+    if draft:
         return lab.path(), draft, True
     trained = [models_folder() / TRAINED[name].file for name in _PAIR]
     if lab.profile.name != "smoke" and all(path.exists() for path in trained):
