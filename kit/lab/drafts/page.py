@@ -40,8 +40,8 @@ class Spoken:
 
 
 def pair_of(lab, draft: str = "") -> tuple[Path, str, bool]:
-    """(the model, its draft, whether both are trained): those that were given; without a draft Qwen2.5-Coder 1.5B and 0.5B where
-    they are on this machine, unless the profile is smoke; else a generated model in two types, of which the smaller drafts."""
+    """(the model, its draft, whether both are trained): those that were given; without a draft Qwen2.5-Coder 1.5B and 0.5B
+    where they are here, unless the profile is smoke; else a generated model in two types, of which the smaller drafts."""
     if draft and not lab.model:
         raise ModelError(f"page 12: {draft} drafts for no model: give `model` too")
     if draft:
