@@ -37,10 +37,11 @@ def first(file, whole: int | None = None) -> tuple[dict, list[str]]:
     says.append(f"It {'fits' if fits else 'does not fit'}: {format_bytes(blocks)} of blocks, {format_bytes(room)} "
                 f"{'are free' if whole is None else 'are given'}.")  # fmt: skip
     if (limit := known["limit"]) and not busy:
-        when = "now" if limit["of"] == "now" else f"at best, of {limit['of']}"
+        speed = f"{limit['bandwidth'] / 1e9:.1f} GB/s"
+        reads_at = f"reads at {speed} in this second" if limit["of"] == "now" else f"read at {speed} at best, on {limit['of']}"
         says.append(
-            f"At most {format_rate(limit['tokens_per_second'])} tokens per second here: a token reads "
-            f"{format_bytes(known['bytes_per_token'])}, and memory reads at {limit['bandwidth'] / 1e9:.1f} GB/s {when}."
+            f"Memory {reads_at}, and a token reads {format_bytes(known['bytes_per_token'])}: "
+            f"{format_rate(limit['tokens_per_second'])} tokens per second at most."
         )
     facts = {key: value for key, value in facts.items() if key not in ("metadata", "tensor_table")}
     data = {"file": facts, "contexts": lengths, **known, **busy.facts, "fits": fits}
