@@ -225,9 +225,9 @@ def test_a_stream_that_ends_early_now_and_then_counts_for_nothing(server):
 
 @pytest.mark.slow
 def test_a_proxy_that_collects_the_whole_answer(server):
-    """Pieces that come at once: the time of a token is that of a long answer minus a short one's."""
+    """Pieces at once: the time of a token is that of a long answer minus a short one's, here 50 ms and the server's."""
 
-    class Collects(served.proxy(server.url)):
+    class Collects(served.proxy(server.url, each=lambda number: time.sleep(0.05))):
         def pass_on(self):
             sent, self.wfile.flush = [], lambda: None
             write, self.wfile.write = self.wfile.write, lambda data: sent.append(data)
@@ -238,7 +238,7 @@ def test_a_proxy_that_collects_the_whole_answer(server):
         do_GET = do_POST = pass_on
 
     with served.serving(Collects) as url, Running(url, gbps=lambda: 20.0) as running:
-        assert running.first.burst and running.windows[0].seconds == pytest.approx(running.windows[0].reported, rel=0.8)
+        assert running.first.burst and running.windows[0].seconds > 0.025, "from the first piece to the last nothing passed"
 
 
 @pytest.mark.slow
