@@ -1,6 +1,7 @@
 """A file that is changed while it is mapped: one error before a tensor is read, never a wrong number or a dead process."""
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -138,3 +139,22 @@ def test_a_lost_page_ends_the_notebook_and_names_the_tensor(path, tmp_path):
     (tmp_path / "out").mkdir()
     outcome = execute(source, tmp_path / "out" / "reads.ipynb", {})
     assert outcome.status == "failed" and f"the last tensor that it read was '{NAME}' of {path}" in outcome.reason
+
+
+def test_a_notebook_runs_beside_more_open_files_than_select_can_name(tmp_path):
+    source = tmp_path / "empty.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1")]), source)
+    (tmp_path / "out").mkdir()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 2048:
+        pytest.skip(f"this user may open {before[1]} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
+    with open(os.devnull) as one:
+        others = [os.dup(one.fileno()) for _ in range(1100)]
+        try:
+            outcome = execute(source, tmp_path / "out" / "empty.ipynb", {})
+        finally:
+            for descriptor in others:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert outcome.status == "ok", outcome.reason

@@ -2,11 +2,12 @@
 
 import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from click.testing import CliRunner
 from huggingface_hub import constants
+from served import Server
 from test_gguf_reader import split_model
 
 import kit
@@ -65,8 +66,8 @@ def serve():
     running = []
 
     def start(files=(), **faults):
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads, server.files, server.faults, server.asked, server.sent = True, dict(files), faults, [], 0
+        server = Server(Handler)
+        server.files, server.faults, server.asked, server.sent = dict(files), faults, [], 0
         server.url = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         running.append(server)

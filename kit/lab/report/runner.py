@@ -2,7 +2,6 @@
 
 import json
 import os
-import select
 import signal
 import subprocess
 import tempfile
@@ -10,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
 
 import nbformat
@@ -137,7 +137,7 @@ class _Child:
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             wait = min((limit for limit in (left, every) if limit is not None), default=None)
-            if not select.select([self._pipe], [], [], wait)[0]:
+            if not connection.wait([self._pipe], wait):
                 if wait == left:
                     self.timed_out = True
                     return
