@@ -10,7 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import kit
+from kit.lab.claims import gates
+from kit.lab.claims.records import Record
 from kit.lab.commands import cli
+from kit.lab.engines.table import EXACT
 from kit.lab.explaining import depth
 from kit.lab.predicting.remembered import by_kind, contexts, held, kind_of
 from kit.model.budget import divide
@@ -147,3 +150,29 @@ def test_choosing_positions_has_a_time_of_its_own(folder):
     assert rows[0]["sparse latent"] == pytest.approx(rows[1]["sparse latent"])
     assert min(measured[f"sparse latent{part}"] for part in ("", ", index", ", choosing")) > 0
     assert set(measured) == set(rows[0])
+
+
+def test_the_table_of_a_page_is_recorded_beside_its_bounds(hybrid, monkeypatch):
+    """So the gates read it: a row above its bandwidth, or one that falls with depth, is a warning of the run."""
+    rows, lab = [], SimpleNamespace(machine=SimpleNamespace(read_gbps=1e-3), record=lambda **row: rows.append(Record(**row)))
+    monkeypatch.setattr(depth, "last_level_cache", lambda: 0)
+    with kit.open(hybrid) as file:
+        table = depth.of_run(lab, file, 1.0, 0, 4096)
+        depth.of_run(lab, file, 3.0, 1e6, 64)
+    assert [row.quantity for row in rows] == [
+        *(f"{EXACT.quantity}, after {positions} positions" for positions in ("64", "4,096")),
+        f"{EXACT.quantity}, each layer for several, after 64 positions",
+    ]
+    assert [number for number, _ in gates.warnings(rows)] == [0, 1, 2], "faster than 1 MB/s"
+    taken, bounds = ([seconds(table.loc[f"{row}, {by}", "token"]) for row in ("64", "4,096")] for by in ("measured", "least"))
+    assert [row.median for row in rows[:2]] == pytest.approx(taken, rel=0.01)
+    assert [row.lower for row in rows[:2]] == pytest.approx(bounds, rel=0.01)
+    monkeypatch.setattr(depth, "last_level_cache", lambda: 1 << 40)
+    with kit.open(hybrid) as file:
+        depth.of_run(lab, file, 1.0, 0, 64)
+    assert rows[-1].lower is None, "what the caches hold has no bound by memory"
+
+
+def seconds(text):
+    number, unit = text.split()
+    return float(number) * {"s": 1, "ms": 1e-3, "us": 1e-6, "min": 60}[unit]

@@ -64,6 +64,27 @@ def test_pages_of_a_run_have_one_bound_and_none_that_another_page_beats():
     assert how == "measured", "another process may have slowed what the bound was taken from"
 
 
+def deep(positions, seconds, notebook="04", **more):
+    given = {"unit": "s", "parameters": {"model": "m", "device": "cpu"}} | more
+    after = f", after {positions:,} positions" * bool(positions)
+    return Record(quantity=f"a token{after}", samples=[seconds], notebook=notebook, **given)
+
+
+def test_a_token_after_more_positions_takes_no_less():
+    """Page 04 had 65.3 ms after 64 positions and 41.3 ms after 4,096, and no gate read the table."""
+    right = deep(64, 0.041), deep(4096, 0.055), deep(0, 0.040, "07")
+    assert gates.across(right) == [] and gates.across([deep(64, 0.041), deep(4096, 0.035)]) == [], "the same state of memory"
+    [(told, how)] = gates.across([deep(4096, 0.0413), deep(64, 0.0653)])
+    here, there = "41.3 ms after 4,096 positions on 04", "65.3 ms after 64 positions on 04"
+    assert (how, told) == ("measured", f"a token takes {here} and {there}: more positions cannot take less")
+    [(told, _)] = gates.across([deep(64, 0.0226), deep(0, 0.0412, "07")])
+    assert told.startswith("a token takes 22.6 ms after 64 positions on 04 and 41.2 ms on 07")
+    free = {"parameters": {"model": "", "device": "cpu"}}
+    assert gates.across([deep(64, 0.0226, **free), deep(0, 0.0412, "07", **free)]) == [], "each page generates another model"
+    own = deep(4096, 0.2, lower=0.1, lower_source="b"), deep(0, 0.05, "07", lower=0.04, lower_source="b")
+    assert gates.across(own) == [], "another depth has another bound"
+
+
 def test_a_bound_that_another_page_beats_is_in_the_summary_and_on_the_front(tmp_path):
     notebooks = Folder(tmp_path / "notebooks")
     notebooks.add("00_bounds", SESSION.format(name="00_bounds"), "lab.bound('a token', 's', 0.11);")

@@ -11,6 +11,7 @@ from kit.gguf import cut
 from kit.gguf.names import layer_of
 from kit.gguf.reader import GGUFFile
 from kit.gguf.uses import bytes_used, uses_of
+from kit.lab.engines.table import EXACT
 from kit.lab.explaining.tables import DEPTH, formatted
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.predicting import sampling
@@ -20,6 +21,7 @@ from kit.model.config import Config
 from kit.model.hyperparameters import read_config
 from kit.model.kvcache import KV_TYPES
 from kit.model.layers import KINDS
+from kit.system import last_level_cache
 
 DEPTHS = (64, 4096, 16384, 32768, 131072)
 REST = "weights and the rest"
@@ -127,9 +129,16 @@ def attending(file, most: int) -> tuple[GGUFFile, int, str]:
     return sampling.what_fits(cut.cut(file, numbers) if others else file, most=most), len(numbers), told
 
 
-def page(file, times: float, nbytes: float, gbps: float, longest: int) -> pd.DataFrame:
-    """The table of page 04: ``least``, and ``measured`` after up to ``longest`` positions, with units. ``nbytes``: of the
-    weights that a token reads, where a layer of ``file`` represents several (``times``); else the file says it."""
+def of_run(lab, file, times: float, nbytes: float, longest: int) -> pd.DataFrame:
+    """The table of page 04: ``least`` at the run's bandwidth, and ``measured`` after up to ``longest`` positions, with units,
+    which is recorded beside its bound. ``nbytes``: of the weights that a token reads, where a layer of ``file`` represents
+    several (``times``); else the file says it."""
     read = nbytes if times != 1 else bytes_used(uses_of(file))
-    rows = least(read_config(file), read, gbps, times=times)
-    return formatted(table(rows + measured(file, depths=[depth for depth in DEPTHS if depth <= longest], times=times)))
+    rows = least(read_config(file), read, lab.machine.read_gbps, times=times)
+    taken = measured(file, depths=[depth for depth in DEPTHS if depth <= longest], times=times)
+    bounds = {row["positions"]: row["token"] for row in rows} if read > last_level_cache() else {}
+    for row in taken:
+        name = f"{EXACT.quantity}{', each layer for several' * (times != 1)}, after {row['positions']:,} positions"
+        lab.record(quantity=name, unit="s", samples=[row["token"]], lower=bounds.get(row["positions"]),
+                   lower_source="its weights, keys and values at the measured bandwidth")  # fmt: skip
+    return formatted(table(rows + taken))
