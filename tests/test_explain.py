@@ -412,9 +412,9 @@ def test_ctrl_c_leaves_what_is_there_and_progress_is_told_without_a_terminal(run
 
     monkeypatch.setattr("kit.lab.explaining.sentences.measure_best", interrupted)
     result = run(odd, "--room", "1MiB", "--tokens", "2")
-    assert result.exit_code == 0 and "OPPORTUNITIES" not in result.stdout and "parameters in" in result.stdout
+    assert result.exit_code == 130 and "OPPORTUNITIES" not in result.stdout and "parameters in" in result.stdout
     assert "s] recording a decode" in result.stderr
-    assert result.stderr.endswith("stopped; results so far are above\n")
+    assert result.stderr.endswith("kit: interrupted; results so far are above\n")
 
 
 def texts_of_bytes(told, key="") -> list[str]:

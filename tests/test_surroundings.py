@@ -21,7 +21,7 @@ from kit.lab.explaining import peers
 from kit.lab.measuring import child, measurements, state
 from kit.lab.report import runner
 from kit.model.generate import Sampler
-from kit.system import python
+from kit.system import paths, python
 
 SHADOWS = ("random", "kit", "numpy", "json", "runpy", "selectors", "secrets", "statistics", "token")
 
@@ -257,3 +257,24 @@ print("over")
 """
     done = subprocess.run(python.executing(f"exec({source!r})"), capture_output=True, text=True)
     assert done.stdout.split() == ["ended", "ended", "over"], done.stderr
+
+
+@pytest.mark.parametrize("at", ["click.core", "kit.lab.commands.verify", "kit.gguf.reader"])
+@pytest.mark.parametrize("how", [
+    "os.kill(os.getpid(), signal.SIGINT)",
+    "exec('os.kill(os.getpid(), signal.SIGINT); 0')",  # Python ends by the signal then, though it was caught
+    "\n   try: os.kill(os.getpid(), signal.SIGINT); 0\n   except BaseException: raise SyntaxError('no unicodedata')",
+], ids=["plain", "through exec", "as another error"])  # fmt: skip
+def test_an_interrupt_while_something_is_imported_is_one_line(llama, tmp_path, at, how):
+    """The first third of a second gave a traceback; an import that the compiler of Python does became a SyntaxError."""
+    source = f"""
+import os, signal, sys
+class Finder:
+ def find_spec(self, name, path=None, target=None):
+  if name == {at!r}: {how}
+sys.meta_path.insert(0, Finder())
+"""
+    (tmp_path / "sitecustomize.py").write_text(source)
+    done = subprocess.run([sys.executable, "-m", "kit", "inspect", str(llama)], capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{paths.ROOT}"})  # fmt: skip
+    assert (done.returncode, done.stderr, done.stdout) == (130, "kit: interrupted\n", "")

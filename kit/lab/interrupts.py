@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import suppress
 
+EXIT = 130  # code of a process that Ctrl-C ended
 _asked = False
 
 
@@ -30,6 +31,16 @@ def check() -> None:
     """KeyboardInterrupt where one was asked for and is not over; for loops that wait."""
     if _asked and threading.current_thread() is threading.main_thread():
         raise KeyboardInterrupt
+
+
+def recognized(function, *args, **kwargs):
+    """What `function` returns. KeyboardInterrupt where it fails after Ctrl-C, as whatever a library made of that."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:
+        if not _asked:
+            raise
+        raise KeyboardInterrupt from error
 
 
 def over() -> None:

@@ -42,7 +42,7 @@ class _Kit(click.Group):
 
     def _told(self, function, *args, **kwargs):
         try:
-            return function(*args, **kwargs)
+            return interrupts.recognized(function, *args, **kwargs)
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
@@ -51,7 +51,7 @@ class _Kit(click.Group):
         except KeyboardInterrupt:
             interrupts.over()
             click.echo("kit: interrupted", err=True)
-            sys.exit(130)
+            sys.exit(interrupts.EXIT)
         except KitError as error:
             message = str(error)
         except ModuleNotFoundError as error:

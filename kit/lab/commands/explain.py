@@ -208,7 +208,7 @@ def _explain(file, as_json, everything, **how):
     from kit.lab.report import ahead
     from kit.units import to_json
 
-    plain, begun = {}, None
+    plain, begun, ended = {}, None, False
     if not (as_json or how["whole"]):  # file, fit and limit, before anything is compiled; a limit is checked first
         from kit.lab.explaining import quick
 
@@ -245,9 +245,12 @@ def _explain(file, as_json, everything, **how):
             plain |= study.busy.facts
     except KeyboardInterrupt:
         interrupts.over()  # what is told now may import
-        click.echo("stopped; results so far are above", err=True)
+        ended = True
     if as_json:
         click.echo(to_json(plain))
+    if ended:
+        click.echo("kit: interrupted" + "; results so far are above" * bool(plain or begun), err=True)
+        sys.exit(interrupts.EXIT)
 
 
 def _with_engines(file, engines, threads, depth, others, markdown, figure, as_json) -> str:

@@ -1,5 +1,6 @@
 """`kit reproduce`: runs all notebooks and writes one report that works offline."""
 
+import shlex
 import shutil
 import signal
 import sys
@@ -13,7 +14,7 @@ import click
 
 from kit.lab import interrupts
 
-EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
+EXIT_FAILED = 1
 OUT = click.Path(path_type=Path, file_okay=False)
 SECONDS = click.FloatRange(min=0, min_open=True)
 
@@ -120,10 +121,9 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     except KeyboardInterrupt:
         interrupts.over()  # what is told now may import
         _draw(run)
-        click.echo(
-            f"\ninterrupted; finished notebooks are kept. To continue:\n  kit reproduce --resume --out {folder}", err=True
-        )
-        sys.exit(EXIT_INTERRUPTED)
+        onward = shlex.join(["kit", "reproduce", "--resume", "--out", str(folder)])
+        click.echo(f"\nkit: interrupted; finished notebooks are kept, and this continues: {onward}", err=True)
+        sys.exit(interrupts.EXIT)
     warnings = [(name or "all pages", text) for name, _, text in index.wrong(run, records.of_run(run.folder))]
     older = "its bounds are out of date, because memory was measured to be faster later (--resume runs it again)"
     warnings += [(name, older) for name in sorted(run.outdated)]

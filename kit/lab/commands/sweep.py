@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from kit.lab import interrupts
-from kit.lab.commands.reproduce import EXIT_FAILED, EXIT_INTERRUPTED, OUT, SECONDS, terminate_as_interrupt
+from kit.lab.commands.reproduce import EXIT_FAILED, OUT, SECONDS, terminate_as_interrupt
 
 
 @click.command("sweep")
@@ -81,8 +81,8 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
     if front:
         click.echo(front, err=as_json)
     if interrupted:
-        click.echo("\ninterrupted; finished cells are kept. To continue, start the same command again.", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        click.echo("\nkit: interrupted; finished cells are kept, and the same command continues", err=True)
+        sys.exit(interrupts.EXIT)
     sys.exit(EXIT_FAILED if run.pending_cells(out, cells) else 0)
 
 
