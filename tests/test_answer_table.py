@@ -65,7 +65,16 @@ def test_the_picture_is_linear_and_tells_the_result():
 def test_markdown_has_the_same_cells():
     lines = answer_table.markdown(ROWS).splitlines()
     assert lines[2] == "| limit of memory | 33.6 | 100% |  |"
-    assert lines[3] == "| int8  --linear fused-int8 | 30.7 ± 0.8 | 91% | 98.1% |"
+    assert lines[3] == "| int8  `--linear fused-int8` | 30.7 ± 0.8 | 91% | 98.1% |"
+    unknown = answer_table.markdown([row._replace(of_limit=None, same=None) for row in ROWS]).splitlines()
+    assert unknown[:2] == ["| way | tokens/s |", "| --- | ---: |"], "a column that nothing is known of is none"
+
+
+def test_an_interval_does_not_cross_the_number_of_its_bar():
+    """On a busy machine a line of 95% went through "1,416 tokens/s"."""
+    axes = answer_table.picture([Row("int8", "kit", 1416.0, 0.0, 3257.0)], "m").figure.axes[0]
+    [line], [text] = axes.lines, [each for each in axes.texts if "tokens/s" in each.get_text()]
+    assert line.get_ydata()[0] - text.get_position()[1] > 0.2 and Row("x", "kit", 1416.0, 0.0, 3257.0).told == "1,416 ± 1,628"
 
 
 def test_rows_are_those_of_the_answer_as_data():

@@ -283,7 +283,11 @@ CASES = {  # a notebook joins by its row
         },
         empty={"policies": ()},
         until="explore",
-        steady={"The order of weight accesses was recorded from a decode of 5 tokens.": "how it was measured, no outcome"},
+        steady={
+            "The order of weight accesses was recorded from a decode of 5 tokens.": "how it was measured, no outcome",
+            "| way | tokens/s | of the limit | same next token |": "heads of the table",
+            "| --- | ---: | ---: | ---: |": "its rule",
+        },
     ),
     "11_your_engine": Case(
         number={"share": 0.123},

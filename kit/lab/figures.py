@@ -84,6 +84,7 @@ def bars(values, across: str, height: float = 2.6, write=lambda value: f"{value:
     axes.bar_label(drawn, [write(value) for value in values], padding=4, fontsize=9, bbox=PLATE)
     rows(axes)
     axes.set_xlabel(across)
+    axes.xaxis.set_major_formatter(lambda value, _: write(value))  # no "1e-5" at its end
     axes.margins(x=0.2)  # room for the values
     return figure, axes
 

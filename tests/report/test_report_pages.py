@@ -2,10 +2,14 @@
 
 import base64
 import dataclasses
+import json
 import re
 from html.parser import HTMLParser
 
+import nbformat
 import pytest
+from markupsafe import Markup
+from nbformat import v4
 
 from kit import units
 from kit.lab import figures
@@ -13,6 +17,8 @@ from kit.lab.claims import book, records
 from kit.lab.claims import table as claims
 from kit.lab.claims.records import Record
 from kit.lab.claims.table import Claim
+from kit.lab.explaining import answer_table
+from kit.lab.explaining.answer_table import Row
 from kit.lab.report import content, html, index, theme
 from kit.lab.report import run as runs
 from kit.lab.report.checklist import checklist
@@ -194,7 +200,7 @@ def test_the_scale_orders_what_is_possible_measured_and_reported():
 
 def test_the_answer_opens_the_page_and_is_told_on_the_card():
     shown = {"kind": "html", "body": "<p><strong>Answer.</strong> 4 &lt; 5</p>"}
-    said = {"number": 3, "kind": "code", "answers": True, "outputs": [shown]}
+    said = {"number": 3, "kind": "code", "tags": ["answer"], "outputs": [shown]}
     asked = {"number": 1, "kind": "markdown", "outputs": [], "body": "<p>Question. How many?</p>"}
     assert html.answer([asked, said]) == said["outputs"][0]["body"] and html.result([asked, said]) == ""
     assert html.summary([asked, said]) == "4 < 5"
@@ -215,7 +221,7 @@ def test_the_picture_is_under_the_answer_and_nowhere_else(finished):
     text = (finished / "01_first_token.html").read_text()
     answer, figure, question = (text.index(part) for part in ('class="answer"', "<figure>", "How long?"))
     assert answer < figure < question
-    assert text.count("<figure>") == 1 and "This figure</a> opens the page" in text
+    assert text.count("<figure>") == 1
 
 
 def test_control_characters_never_reach_a_page(finished, tmp_path):
@@ -299,3 +305,70 @@ def test_a_section_that_few_read_folds_under_its_heading_and_its_finding():
     assert (folded["id"], folded["title"], folded["finding"]) == ("why", "Why?", "4 of 5 fit.")
     assert [cell.get("body") for cell in folded["cells"]] == ["<p>So.</p>", None]
     assert first["title"] == last["title"] == "" and first["cells"][0]["body"] == "<h2>What?</h2>"
+
+
+# --- the reader's own model: one table -------------------------------------------------------------------------------
+
+ROWS = [
+    Row("limit of memory", "limit", 33.6, of_limit=1.0), Row("llama.cpp", "peer", 30.4, 29.4, 31.4, 0.9048, 0.986),
+    Row("int8", "kit", 30.7, 29.9, 31.5, 0.9137, 0.981, "--linear fused-int8"),
+    Row("exact", "kit", 24.3, 23.0, 25.6, 0.72, 1.0),
+]  # fmt: skip
+TITLE, ADVICE = "llama.cpp is at 90% of what memory gives", "Only fewer bits help: `kit quants my.gguf --to Q4_0`"
+
+
+def executed(folder, name: str, *cells: tuple[str, str]):
+    """<folder>/<name>.ipynb as papermill leaves it: a heading, then a code cell for each (tag, Markdown that it showed)."""
+    made = [v4.new_markdown_cell(f"# {name}")]
+    for tag, text in cells:
+        output = v4.new_output("display_data", {"text/markdown": text})
+        made.append(v4.new_code_cell("shown()", metadata={"tags": [tag]}, outputs=[output]))
+    nbformat.write(v4.new_notebook(cells=made), folder / f"{name}.ipynb")
+
+
+@pytest.fixture
+def both(tmp_path):
+    """(front page, page 09) of a run whose pages 07 and 09 were executed and whose engines ran, as HTML."""
+    executed(tmp_path, "07_memory_frontier", ("answer", "**28.0 ms per token in 2 GiB.** Seven's answer."))
+    executed(tmp_path, "09_your_model", ("answer", f"**{TITLE}.** {ADVICE}"), ("table", answer_table.markdown(ROWS)))
+    engines = {"kit": {"speed": 10.0, "samples": [10.0]}, "llama.cpp, mmap": {"speed": 25.0, "samples": [25.0]}}
+    (tmp_path / "peers.json").write_text(json.dumps({"file": "my.gguf", "by": "07_memory_frontier", "engines": engines}))
+    run = runs.Run(
+        tmp_path, runs.Request(model="my.gguf"), "m", "0", "c", "now", planned=["07_memory_frontier", "09_your_model"]
+    )
+    return index.write(run).read_text(), html.write(run, "09_your_model").read_text()
+
+
+def cells_of(text: str) -> list[list[str]]:
+    """The cells of the first table with a column of tokens per second."""
+    found = next(table for table in re.findall(r"<table.*?</table>", text, re.DOTALL) if "tokens/s" in table)
+    lines = re.findall(r"<tr>(.*?)</tr>", found, re.DOTALL)
+    return [[Markup(cell).striptags() for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", line, re.DOTALL)] for line in lines]
+
+
+def test_the_front_page_and_page_09_have_the_table_of_kit_explain(both):
+    head, _, *lines = answer_table.markdown(ROWS).splitlines()
+    told = [[" ".join(cell.replace("`", "").split()) for cell in line[1:-1].split("|")] for line in (head, *lines)]
+    for text in both:
+        assert cells_of(text) == told
+        assert text.count("limit of memory") == 1, "once"
+    front, page = both
+    order = [front.index(part) for part in (TITLE, "limit of memory", 'id="to-do"', "Only fewer bits", 'id="notebooks"')]
+    assert order == sorted(order)
+    assert page.index(TITLE) < page.index("Only fewer bits") < page.index("limit of memory")
+
+
+def test_what_to_do_is_said_of_the_model_of_the_table_and_no_other_time_of_a_token(both):
+    front, _ = both
+    first = front[: front.index('id="notebooks"')]
+    assert "Seven's answer" not in first and "ms" not in Markup(first[first.index("<h1") :]).striptags().split()
+    assert "<i style=" not in first, "a table, not bars"
+    assert front.index('href="09_your_model.html">09') < front.index('id="notebooks"')
+
+
+def test_without_page_09_the_front_page_has_bars_and_the_advice_of_07(tmp_path, both):
+    (tmp_path / "09_your_model.ipynb").unlink()
+    run = runs.Run(tmp_path, runs.Request(model="my.gguf"), "m", "0", "c", "now", planned=["07_memory_frontier"])
+    front = index.write(run).read_text()
+    assert "<i style=" in front and "tokens/s" not in front
+    assert front.index("<i style=") < front.index("Seven&#39;s answer" if "Seven&#39;s" in front else "Seven's answer")

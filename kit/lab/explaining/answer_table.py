@@ -39,7 +39,7 @@ class Row(NamedTuple):
     @property
     def told(self) -> str:
         """The speed with its error: "30.7 ± 0.8"."""
-        error = "" if self.error is None else f" ± {self.error:.{1 if self.error < 9.95 else 0}f}"
+        error = "" if self.error is None else f" ± {self.error:,.{1 if self.error < 9.95 else 0}f}"
         return f"{self.speed:.3g}{error}" if self.speed < 1000 else f"{self.speed:,.0f}{error}"
 
 
@@ -91,7 +91,7 @@ def _named(engine: dict) -> tuple[str, str, str]:
     return (row.short if row else label, "kit", option if row else "")
 
 
-HEADS = ("", "tokens/s", "of the limit", "same next token")  # as float32
+HEADS = ("tokens/s", "of the limit", "same next token")  # as float32
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
@@ -105,19 +105,21 @@ def percent(share: float) -> str:
     return "100%" if share == 1 else f"{min(share, 0.999):.1%}"
 
 
-def _cells(row: Row) -> tuple[str, str, str, str]:
-    share = "" if row.of_limit is None else f"{row.of_limit:.0%}"
-    same = "" if row.same is None else percent(row.same)
-    return f"{row.name}  {row.option}".rstrip(), row.told, share, same
+def _lines(rows: Sequence[Row], head: str = "", option: str = "{}") -> list[tuple[str, ...]]:
+    """The cells of the table under their heads, ``head`` over the names; a column that nothing is known of is none."""
+    lines = [(head, *HEADS)]
+    for row in rows:
+        share = "" if row.of_limit is None else f"{row.of_limit:.0%}"
+        name = f"{row.name}  {option.format(row.option)}" if row.option else row.name
+        lines.append((name, row.told, share, "" if row.same is None else percent(row.same)))
+    known = [True, True, *(any(line[n] for line in lines[1:]) for n in (2, 3))]
+    return [tuple(cell for cell, is_known in zip(line, known, strict=True) if is_known) for line in lines]
 
 
 def text(rows: Sequence[Row], width: int = 80) -> str:
     """The table in lines of at most ``width`` columns: where it is narrow without options, then without quality."""
     for trim in (lambda row: row, lambda row: row._replace(option=""), lambda row: row._replace(option="", same=None)):
-        kept = [trim(row) for row in ordered(rows)]
-        lines = [HEADS, *map(_cells, kept)]
-        known = [True, True, *(any(line[n] for line in lines[1:]) for n in (2, 3))]  # a column that nothing is known of is none
-        lines = [tuple(cell for cell, is_known in zip(line, known, strict=True) if is_known) for line in lines]
+        lines = _lines([trim(row) for row in ordered(rows)])
         wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
         right = [[cell.rjust(n) for cell, n in zip(line, wide, strict=True)][1:] for line in lines]
         told = ["  ".join([line[0].ljust(wide[0]), *cells]).rstrip() for line, cells in zip(lines, right, strict=True)]
@@ -128,8 +130,9 @@ def text(rows: Sequence[Row], width: int = 80) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table for an issue or a README."""
-    lines = [("way", *HEADS[1:]), ("---", "---:", "---:", "---:"), *(_cells(row) for row in ordered(rows))]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head, *lines = _lines(ordered(rows), "way", "`{}`")
+    rule = ("---", *["---:"] * (len(head) - 1))
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
 
 
 def apart(one: Row, other: Row) -> bool:
@@ -163,12 +166,12 @@ def picture(rows: Sequence[Row], about: str):
         color = "#6b7580" if row.kind != "kit" else figures.BLUE if row in fastest else figures.SKY
         axes.barh(place, row.speed, height=0.66, color=color)
         if row.low is not None:
-            axes.plot([row.low, row.high], [place] * 2, color="#222222", linewidth=1.5)
+            axes.plot([row.low, row.high], [place + 0.25] * 2, color="#222222", linewidth=1.5)  # under the text
         share = "" if row.of_limit is None else f" ({row.of_limit:.0%} of the limit)"
         inside = row.speed > 0.45 * max(each.speed for each in rows)
         ink = ("black" if color == figures.SKY else "white") if inside else "black"
-        axes.text(0 if inside else row.high or row.speed, place, f" {row.told.partition(' ')[0]} tokens/s{share}", va="center",
-                  color=ink, fontsize=9.5)  # fmt: skip
+        axes.text(0 if inside else row.high or row.speed, place - 0.04, f" {row.told.partition(' ')[0]} tokens/s{share}",
+                  va="center", color=ink, fontsize=9.5)  # fmt: skip
     axes.set_yticks(range(len(bars)), [f"kit, {row.name}" if row.kind == "kit" else row.name for row in bars])
     if limit:
         axes.axvline(limit.speed, color=figures.VERMILION, linewidth=1.8)

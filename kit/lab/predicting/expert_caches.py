@@ -123,7 +123,7 @@ class ExpertBudget:
             return f"{text}."
         faster = table["a token, s"]["LRU"] / table["a token, s"][best] - 1
         waits = table["read, B"]["LRU"] / (self.disk * 1e9) / table["a token, s"]["LRU"]
-        how = f"with LRU {waits:.0%} of a token is the disk, if read past the page cache into slots"
+        how = f"with LRU {waits:.0%} of the time per token is spent waiting for the disk"
         return f"{text}; {how}" + f"; {best} would make a token {faster:.0%} faster" * bool(faster >= 0.005) + "."
 
 

@@ -19,6 +19,7 @@ from kit.lab.report.run import Run, read_notebook
 _MARKERS = {"papermill-error-cell-tag"}  # cells that papermill adds around a failure
 _HIDDEN = {"remove-cell"}  # of use in JupyterLab only, as Jupyter Book names it
 ANSWER = "answer"  # tag of the cell whose text opens the page
+TABLE = "table"  # tag of the cell whose table is under the answer, and on the front page
 MORE = "more"  # tag of a text whose section a page folds under its heading and its first bold sentence
 MECHANISM = "mechanism"  # tag of a cell whose code is the point: a page folds all other code away
 _joined = CoalesceStreamsPreprocessor().preprocess_cell  # pieces of one stream
@@ -42,6 +43,7 @@ def write(run: Run, name: str) -> Path:
         title=result(cells) or (headings[0][2] if headings else name),
         question=headings[0][2] if headings and result(cells) else "",
         answer=answer(cells),
+        table=table(cells),
         picture=picture(cells),
         sections=sections(cells),
         cells=cells,
@@ -109,7 +111,7 @@ def cells_of(path: Path) -> list[dict]:
                 "lines": len(cell.source.splitlines()), "body": content.code(cell.source), "tags": tags,
                 "seconds": cell.metadata.get("papermill", {}).get("duration"),
                 "outputs": [content.output(item) for item in _joined(cell, {}, number)[0].outputs],
-                "answers": ANSWER in tags, "open": MECHANISM in tags, "drawn": "lab.picture(" in cell.source,
+                "opens": bool({ANSWER, TABLE} & set(tags)), "open": MECHANISM in tags, "drawn": "lab.picture(" in cell.source,
                 "verdicts": "lab.verdicts()" in cell.source,  # the page has a fuller table of them
             }  # fmt: skip
         cells.append(shown)
@@ -134,19 +136,25 @@ def sections(cells: list[dict]) -> list[dict]:
     return [part for part in parts if part["cells"]]
 
 
-def _answered(cells: list[dict]) -> str:
-    return "\n".join(output["body"] for cell in cells if cell.get("answers") for output in cell["outputs"])
+def _tagged(cells: list[dict], tag: str) -> str:
+    """What the cells of a tag show, as HTML; "" before they have run."""
+    return "\n".join(output["body"] for cell in cells if tag in cell.get("tags", ()) for output in cell["outputs"])
+
+
+def table(cells: list[dict]) -> str:
+    """The page's table of the answer (kit.lab.explaining.answer_table), as HTML; "" of a page without one."""
+    return _tagged(cells, TABLE)
 
 
 def result(cells: list[dict]) -> str:
     """The result in a few words, with which the answer begins; "" before it has run, or without one."""
-    told = _RESULT.search(_answered(cells))
+    told = _RESULT.search(_tagged(cells, ANSWER))
     return "" if told is None or told[1] == "Answer" else Markup(told[1]).striptags()
 
 
 def answer(cells: list[dict]) -> str:
     """What the cell tagged ``answer`` shows after the result, as HTML; empty before it has run."""
-    return _RESULT.sub("", _answered(cells), count=1) if result(cells) else _answered(cells)
+    return _RESULT.sub("", _tagged(cells, ANSWER), count=1) if result(cells) else _tagged(cells, ANSWER)
 
 
 def summary(cells: list[dict]) -> str:

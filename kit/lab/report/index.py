@@ -22,8 +22,8 @@ ANSWERED = {  # the claims that a reader comes for, and what each asks
     "five-tokens": "Can five tokens go from 8 hours to 35 seconds?",
 }
 NOT_HERE = ("computed", OWN, SOURCE)  # of the claim's own model and machine
-TO_DO = "07_memory_frontier"  # its answer is what to do
-FIRST_CARD = "09_your_model"
+YOUR_MODEL = "09_your_model"  # its table and its answer open the front page; its card is the first
+TO_DO = (YOUR_MODEL, "07_memory_frontier")  # the first that has an answer says what to do
 
 
 def write(run: Run, running: bool = False) -> Path:
@@ -34,6 +34,8 @@ def write(run: Run, running: bool = False) -> Path:
     rows = [row for name in run.planned for row, _ in run.records_of(name)]
     cells = {name: html.cells_of(run.folder / f"{name}.ipynb") for name in run.planned}
     entries, first = book.read(run.folder), lead.leads(run, rows)
+    table = html.table(cells.get(YOUR_MODEL, []))
+    to_do = next((name for name in TO_DO if html.answer(cells.get(name, []))), "")
     return theme.write(
         run.folder / "index.html",
         "index.html.j2",
@@ -41,18 +43,22 @@ def write(run: Run, running: bool = False) -> Path:
         running=running,
         title=title(run),
         environment=html.environment(run.folder),
-        cards=[card(run, name, cells[name]) for name in sorted(run.planned, key=lambda name: name != FIRST_CARD)],
+        cards=[card(run, name, cells[name]) for name in sorted(run.planned, key=lambda name: name != YOUR_MODEL)],
         pages={name for name in run.planned if (run.folder / f"{name}.html").exists()},
         failed=run.failed,
         unfinished=[name for name in run.planned if name not in run.notebooks],
         ledger=entries,
         groups=groups(entries),
-        leads=first,
+        file=first[0].file if first else "this run's models",
+        table=table,
+        result=html.result(cells.get(YOUR_MODEL, [])),
+        leads=[each for each in first if not table and each.notebook != lead.EXPERTS],
+        mixtures=[each for each in first if each.notebook == lead.EXPERTS],
         busy=busy(rows),
         answers=answers(entries),
         evidence={entry.claim.id: evidence.bearing_on(entry.claim) for entry in entries},
         report_of=evidence.report_of,
-        to_do=(TO_DO, html.answer(cells.get(TO_DO, []))),
+        to_do=(to_do, html.answer(cells.get(to_do, []))),
         tally=[(word, count) for word, count in book.tally(entries).items() if count],
         warnings=wrong(run, rows),
         measurements=[row for row in rows if not row.verdict and row.status != WARNED],
