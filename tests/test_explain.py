@@ -483,7 +483,7 @@ def test_an_architecture_that_cannot_be_run_is_refused_before_the_first_cell(odd
 
 def test_faster_is_what_was_measured_where_it_was(study):
     now, other, third = study.predictions[:3]
-    sample = lambda way, seconds: Measured(way, (seconds,), None, 0, None)  # noqa: E731
+    sample = lambda way, seconds: Measured(way, (seconds,))  # noqa: E731
     measured = {now.way: sample(now.way, 8.0), other.way: sample(other.way, 2.0)}
     table = tables.advice_table(study.predictions, measured)
     faster, told = table["faster"], tables.formatted(table)["faster"]

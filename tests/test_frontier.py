@@ -146,7 +146,7 @@ def test_float32_kept_has_the_value_of_the_page_of_caches_and_the_other_way_roun
     """222 to 256 ms on page 02, 202 to 215 ms on page 07 of one run."""
     path = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
     lab = SimpleNamespace(out=tmp_path, busy="", notebook="02_cache_mystery", once=lambda quantity, unit, measure: measure())
-    own = {KEPT: measured_ways.Measured(KEPT, (0.2, 0.3), None, 0, None)}
+    own = {KEPT: measured_ways.Measured(KEPT, (0.2, 0.3))}
     with kit.open(path) as file:
         store = measurements.of_run(tmp_path)
         assert live.all_kept(lab, file, lambda: [4.0, 5.0]) == [4.0, 5.0]

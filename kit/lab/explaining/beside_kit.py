@@ -1,6 +1,7 @@
 """What kit explain adds for whoever runs llama.cpp and named no engine: its flags here, and prompts against arithmetic."""
 
 import shlex
+from contextlib import ExitStack, suppress
 
 from kit.errors import KitError
 from kit.lab.engines import bounds_of, turns
@@ -14,11 +15,8 @@ from kit.units import format_rate
 
 TOKENS = 512
 _ENGINES = {"kit": "float32", "llama.cpp": "int8"}  # -> what it multiplies by
-_LEAST, _SECONDS, _QUICK = (
-    5e7,
-    15.0,
-    3.0,
-)  # weights below which a prompt takes no time; of one prompt at most; of several passes
+_LEAST = 5e7  # weights, below which a prompt takes no time
+_SECONDS, _QUICK = 15.0, 3.0  # of one prompt at most; of one that is taken several times
 _RATE = "arithmetic, "  # begins the way of a rate in the store
 
 
@@ -62,8 +60,7 @@ def _rates(study: Study) -> dict[str, float]:
         study.say("measuring arithmetic")
         taken, others, disturbed = state.watched(arithmetic.probe)
         for kind, rate in taken.items():
-            row = measurements.Reading(f"{_RATE}{kind}", "", rate.samples, "op/s", others=others * disturbed, by=study.by)
-            measurements.note(study.store, row)
+            row = measurements.note(study.store, f"{_RATE}{kind}", "", rate.samples, others * disturbed, study.by, "op/s")
             known[kind] = row if known[kind] is None or rate.best > max(known[kind].samples) else known[kind]
     return {kind: max(row.samples) for kind, row in known.items() if row}
 
@@ -75,27 +72,22 @@ def _speeds(study: Study, seconds: float) -> dict[str, measurements.Reading]:
     digest, settings = measurements.digest_of(study.file), measurements.settings()
     ways = {name: f"a prompt of {TOKENS}, {name}" for name in _ENGINES}
     known = {name: study.store.known(way, digest, settings) for name, way in ways.items()}
-    missing = [name for name, row in known.items() if row is None or study.again]
-    if missing:
+    if missing := [name for name, row in known.items() if row is None or study.again]:
         study.say(f"measuring a prompt of {TOKENS} tokens: {', '.join(missing)}")
-    runners = []
-    try:
-        for name in missing:
-            try:
-                runners.append(opened(name, study.file.path))
-                runners[-1].prompt(8)
-            except KitError:  # llama.cpp is not installed, or does not know the architecture
-                runners.pop().close() if runners and runners[-1].label == name else None
-        if runners:
-            taken = turns.in_turn(runners, turns.PROMPT, TOKENS, rounds=3 if seconds < _QUICK else 1)
-            for name, series in taken.items():
-                if series.per_token:
-                    row = measurements.Reading(
-                        ways[name], digest, tuple(series.per_token), settings=settings, others=series.others, by=study.by
-                    )
-                    measurements.note(study.store, row)
-                    known[name] = row
-    finally:
-        for each in runners:
-            each.close()
+        for name, series in _in_turn(missing, study.file.path, rounds=3 if seconds < _QUICK else 1).items():
+            if series.per_token:
+                known[name] = measurements.note(study.store, ways[name], digest, series.per_token, series.others, study.by)
     return {name: row for name, row in known.items() if row}
+
+
+def _in_turn(names: list[str], path, rounds: int) -> dict[str, turns.Series]:
+    """Engine -> its prompts, of those that run the file: llama.cpp may be missing, or not know the architecture."""
+    with ExitStack() as stack:
+        runners = []
+        for name in names:
+            with suppress(KitError):
+                runner = opened(name, path)
+                stack.callback(runner.close)
+                runner.prompt(8)
+                runners.append(runner)
+        return turns.in_turn(runners, turns.PROMPT, TOKENS, rounds=rounds) if runners else {}

@@ -22,15 +22,15 @@ from kit.units import format_bytes, format_seconds
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured way. ``samples``: seconds of each token after the first. ``hit_rate``: of those. ``resident``: bytes.
-    ``result``: logits of the last token, or the products of a walk, to compare ways. ``others``: cores that other processes
-    used the cores meanwhile."""
+    """A measured way. ``samples``: seconds of each token after the first. ``others``: cores that other processes used
+    meanwhile. Of what this process measured also ``hit_rate``: of those tokens; ``resident``: bytes; ``result``: logits of the
+    last token, or the products of a walk, to compare ways."""
 
     way: Way
     samples: tuple[float, ...]
-    hit_rate: float | None
-    resident: int
-    result: torch.Tensor = field(repr=False, compare=False)
+    hit_rate: float | None = None
+    resident: int = 0
+    result: torch.Tensor | None = field(default=None, repr=False, compare=False)
     others: float = 0.0
 
     @property

@@ -207,25 +207,11 @@ def note(rows: dict[str, dict], digest: str, by: str, store) -> None:
     ``digest``."""
     from kit.lab.measuring import measurements
 
-    pages = {}
-    for name, row in rows.items():
-        if isinstance(row.get("samples"), list):
-            seconds = tuple(1 / speed for speed in row["samples"])
-            if isinstance(row.get("gbps"), list):
-                pages = {"samples": tuple(row["gbps"]), "others": row["others"]}
-            row = measurements.Reading(_label(name), digest, seconds, "s", measurements.settings(), row["others"], by)
-            measurements.note(store, row)
-    if pages.get("samples"):
-        row = measurements.Reading(
-            PAGES,
-            digest,
-            unit="GB/s",
-            settings=measurements.settings(),
-            by=by,
-            samples=pages["samples"],
-            others=pages["others"],
-        )
-        measurements.note(store, row)
+    ran = {name: row for name, row in rows.items() if isinstance(row.get("samples"), list)}
+    for name, row in ran.items():
+        measurements.note(store, _label(name), digest, [1 / speed for speed in row["samples"]], row["others"], by)
+    if paged := [row for row in ran.values() if isinstance(row.get("gbps"), list) and row["gbps"]]:  # the same in all
+        measurements.note(store, PAGES, digest, paged[-1]["gbps"], paged[-1]["others"], by, "GB/s")
 
 
 def in_turn(file, store, engines: dict, nbytes: float) -> minutes.Minutes | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kit.lab.engines.table import OURS
 from kit.lab.explaining.measured_ways import Measured, measure, measure_apart
-from kit.lab.measuring.measurements import Reading, Readings, digest_of, note, once, settings
+from kit.lab.measuring.measurements import Readings, digest_of, once, settings
 from kit.lab.predicting.room import SCRATCH
 from kit.lab.predicting.ways import BLOCK_WAYS, Prediction, Way
 from kit.system import memory_available, memory_limit
@@ -23,7 +23,7 @@ def measure_engines(study) -> None:
     """Take the ways that the engines of a kit.lab.explaining.study.Study measured as measured."""
     for name, way in ENGINE_WAYS.items():
         if reading := study.engines.get(name):
-            study.measured.setdefault(way, Measured(way, reading.samples, None, 0, None, reading.others))
+            study.measured.setdefault(way, Measured(way, reading.samples, others=reading.others))
 
 
 def measure_best(study, best: int = 2) -> dict[Way, Measured]:
@@ -68,12 +68,11 @@ def in_store(measured: dict[Way, Measured], file, store: Readings, by: str) -> d
     ``store`` keeps for the other pages."""
     digest, told = digest_of(file), {}
     for way, one in measured.items():
-        reading = store.known(way.label, digest, settings(), busy=True)
-        if reading is None or (reading.by == by and way not in ENGINE_WAYS.values()):
-            note(store, Reading(way.label, digest, one.samples, "s", settings(), one.others, by))
-            told[way] = one
-        else:
-            told[way] = replace(one, samples=reading.samples, others=reading.others)
+        known = store.known(way.label, digest, settings(), busy=True)
+        again = known is not None and known.by == by and way not in ENGINE_WAYS.values()
+        taken = one.samples, one.others
+        reading = once(store, way.label, digest, lambda taken=taken: taken, by, busy=True, again=again)
+        told[way] = replace(one, samples=reading.samples, others=reading.others)
     return told
 
 
@@ -83,7 +82,7 @@ def earlier(study) -> dict[Way, Measured]:
     for way in (each.way for each in study.predictions):
         reading = study.store.known(_label(study, way), digest, settings(), busy=True)
         if reading and reading.by != study.by:
-            taken[way] = Measured(way, reading.samples, None, 0, None, reading.others)
+            taken[way] = Measured(way, reading.samples, others=reading.others)
     return taken
 
 
@@ -142,5 +141,5 @@ def _take(study, prediction: Prediction) -> None:
     except _NotMeasured as reason:
         study.unmeasured[way] = str(reason)
     else:
-        study.measured[way] = live[0] if live else Measured(way, reading.samples, None, 0, None, reading.others)
+        study.measured[way] = live[0] if live else Measured(way, reading.samples, others=reading.others)
         study.busy.seen(reading.others)

@@ -71,13 +71,8 @@ def _judged(way: Way, told: dict) -> Pressed:
     if told["group"] and told["stayed"] > 0.98:
         return Pressed(None, f"this system keeps {told['stayed']:.0%} of the file's pages in memory, whatever the limit")
     first = 1 + bool(told["group"])  # passes that warm up
-    measured = Measured(
-        way,
-        tuple(told["seconds"][first:]),
-        None,
-        way.capacity or 0,
-        torch.tensor(told["logits"], dtype=torch.float32, device="cpu"),
-    )
+    logits = torch.tensor(told["logits"], dtype=torch.float32, device="cpu")
+    measured = Measured(way, tuple(told["seconds"][first:]), None, way.capacity or 0, logits)
     rates = np.divide(told["read"], told["seconds"]) / 1e9
     how, cold = ("a control group", rates[:first].max()) if told["group"] else ("read past the page cache", 0.0)
     return Pressed(measured, "", how, told["stayed"], float(rates[first:].max()), float(cold))

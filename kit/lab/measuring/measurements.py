@@ -181,10 +181,12 @@ def _row_of_peers(row: dict) -> bool:
     return sampled and all(value is None or type(value) in (int, float) for value in numbers)
 
 
-def note(store: Readings, reading: Reading) -> None:
-    """Add a reading to a store and to the shared one."""
+def note(store: Readings, way: str, file: str, samples: Iterable[float], others: float, by: str, unit: str = "s") -> Reading:
+    """Add what was measured, with the settings of now, to a store and to the shared one; the reading."""
+    reading = Reading(way, file, tuple(samples), unit, settings(), others, by)
     for each in {each.path: each for each in (store, shared())}.values():
         each.add(reading)
+    return reading
 
 
 def once(store: Readings, way: str, file: str, measure, by: str, busy: bool = False, again: bool = False) -> Reading:
@@ -192,12 +194,7 @@ def once(store: Readings, way: str, file: str, measure, by: str, busy: bool = Fa
     others used), which is noted. ``busy``: a value that was disturbed is taken as well. ``again``: measured in any
     case."""
     known = None if again else store.known(way, file, settings(), busy=busy)
-    if known:
-        return known
-    samples, others = measure()
-    reading = Reading(way, file, tuple(samples), "s", settings(), others, by)
-    note(store, reading)
-    return reading
+    return known or note(store, way, file, *measure(), by)
 
 
 def disagreements(rows: Iterable[Reading]) -> list[tuple[Reading, Reading]]:
