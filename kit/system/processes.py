@@ -15,11 +15,12 @@ from kit.system.groups import text_of
 
 class Thread(NamedTuple):
     """Seconds that a thread ``ran``, seconds that it ``waited`` for a core, and its state: "R" may run, "S" sleeps, "D" waits
-    for a disk."""
+    for a disk. ``sleeps``: how often it gave its core away, to wait for something else than a core."""
 
     ran: float
     waited: float
     state: str
+    sleeps: int = 0
 
 
 class Map(NamedTuple):
@@ -50,7 +51,9 @@ def threads(process: int) -> dict[int, Thread]:
         for number in os.listdir(f"/proc/{process}/task"):
             times = text_of(f"/proc/{process}/task/{number}/schedstat").split()
             if len(times) == 3 and (words := _stat(f"{process}/task/{number}")):
-                listed[int(number)] = Thread(int(times[0]) / 1e9, int(times[1]) / 1e9, words[0])
+                given = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", text_of(f"/proc/{process}/task/{number}/status"), re.M)
+                sleeps = int(given[1]) if given else 0
+                listed[int(number)] = Thread(int(times[0]) / 1e9, int(times[1]) / 1e9, words[0], sleeps)
     return listed
 
 

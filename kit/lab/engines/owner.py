@@ -15,13 +15,15 @@ from kit.system import processes
 _MAGIC = b"GGUF"
 _GPU = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # maps of a process that uses one
 _HIDDEN = ("--api-key", "--hf-token", "-hft")  # flags whose values are not shown
+_SLEEPY = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how the threads of OpenMP wait
 _MODEL, _THREADS = ("-m", "--model"), ("-t", "--threads", "--num-threads")
 
 
 class Owner(NamedTuple):
     """``process``: of the model, None where it was not found; ``others``: those of the same server. ``command``: its words,
     secrets left out. ``file``: as this process reaches it. ``mapped``: whether the model's process maps it. ``missing``: what
-    could not be found, in words. ``gpu``: whether it uses one, which kit does not watch."""
+    could not be found, in words. ``gpu``: whether it uses one, which kit does not watch. ``sleepy``: what in its environment
+    or its command makes its threads sleep when they wait for each other."""
 
     process: int | None
     others: tuple[int, ...] = ()
@@ -30,6 +32,7 @@ class Owner(NamedTuple):
     mapped: bool = False
     missing: tuple[str, ...] = ()
     gpu: bool = False
+    sleepy: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -93,7 +96,8 @@ def find(server: ServerClient, file: Path | None = None) -> Owner:
     if gpu:
         missing.append("what its GPU does, so the limit of this machine's memory is not its limit")
     others = tuple(each.pid for each in tree if process and each.pid != process.pid)
-    return found._replace(others=others, file=path, mapped=bool(mapped), missing=tuple(missing), gpu=gpu)
+    sleepy = _sleepy(process, found) if process else ()
+    return found._replace(others=others, file=path, mapped=bool(mapped), missing=tuple(missing), gpu=gpu, sleepy=sleepy)
 
 
 def _listening(port: int) -> list[int]:
@@ -144,6 +148,15 @@ def _command(process: psutil.Process) -> tuple[str, ...]:
                 "***" if words and words[-1] in _HIDDEN else f"{name}=***" if name in _HIDDEN and "=" in word else word
             )
     return tuple(words)
+
+
+def _sleepy(process: psutil.Process, owner: Owner) -> tuple[str, ...]:
+    """The variables of _SLEEPY that say so, and llama.cpp's --poll 0; no other variable of the process is looked at."""
+    with suppress(psutil.Error):
+        given = process.environ()
+        named = [f"{name}={given[name]}" for name in _SLEEPY if given.get(name, "").lower() in ("passive", "0")]
+        return (*named, *["--poll 0"] * (owner.flag(("--poll",)) == "0"))
+    return ()
 
 
 def _said(server: ServerClient) -> Path | None:

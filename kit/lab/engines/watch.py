@@ -14,14 +14,16 @@ from kit.system import groups, processes
 
 _EVERY = 0.02  # seconds between two looks at whether a thread waits for a disk
 _WORKS = 0.3  # of the time that the most active thread ran: a thread that ran for more is one of those that compute
+_OFTEN = 500  # times a second: a thread that sleeps more rarely loses less than a hundredth by being woken
 _NAMED = 0.05  # cores: a process that uses more is named as busy
 
 
 @dataclass(frozen=True)
 class Seen:
     """A window. ``seconds``: its length. ``waited``: of each thread that computes, the share of the window that it waited for a
-    core; ``ran``: that it ran. ``disk``: share in which a thread waited for a disk. Seconds: ``kernel`` of faults per thread,
-    ``throttled`` by a quota. ``faults``: pages that had to be read; ``read``, ``swapped``: bytes from disks, from swap.
+    core; ``ran``: that it ran. ``disk``: share in which a thread waited for a disk. ``sleeps``: how often these threads gave
+    their cores away. Seconds: ``kernel`` that each of them spent in the kernel, ``throttled`` by a quota. ``faults``: pages
+    that had to be read; ``read``, ``swapped``: bytes from disks, from swap.
     ``cores``: that the server may use, as threads and (``quota``) as time. ``others``, ``stolen``: cores that other processes
     used, that the host took. ``gone``: whether the process ended meanwhile. ``known``: whether anything could be watched."""
 
@@ -41,11 +43,18 @@ class Seen:
     busiest: tuple[str, ...] = ()
     gone: bool = False
     known: bool = True
+    sleeps: int = 0
 
     @property
     def workers(self) -> int:
         """Threads that compute."""
         return len(self.waited)
+
+    @property
+    def woken(self) -> int:
+        """How often a thread was woken by another one: sleeps that no fault made; 0 where that is too rare to cost time."""
+        by_others = max(0, self.sleeps - self.faults)
+        return by_others if by_others > _OFTEN * self.seconds * max(1, self.workers) else 0
 
 
 class _Counts(NamedTuple):
@@ -112,10 +121,11 @@ class Watch:
 
     def _between(self, before: _Counts, after: _Counts) -> Seen:
         seconds = max(after.at - before.at, 1e-9)
-        ran, waited = {}, {}
+        ran, waited, slept = {}, {}, {}
         for number, thread in after.threads.items():
             first = before.threads.get(number, processes.Thread(0.0, 0.0, ""))
             ran[number], waited[number] = thread.ran - first.ran, thread.waited - first.waited
+            slept[number] = thread.sleeps - first.sleeps
         most = max(ran.values(), default=0.0)
         workers = [number for number in ran if ran[number] > _WORKS * most]
         work = processes.Work(*(b - a for a, b in zip(before.work, after.work, strict=True)))
@@ -125,11 +135,11 @@ class Watch:
         return Seen(
             seconds, tuple(min(1.0, waited[each] / seconds) for each in workers),
             tuple(min(1.0, ran[each] / seconds) for each in workers), self._waits / self._looks if self._looks else 0.0,
-            work.kernel / max(1, len(workers)) if work.major else 0.0, max(0.0, after.throttled - before.throttled), work.major,
+            work.kernel / max(1, len(workers)), max(0.0, after.throttled - before.throttled), work.major,
             max(0, after.read - before.read), swapped, cores, quota,
             max(0.0, (after.others - before.others) / seconds), max(0.0, (after.stolen - before.stolen) / seconds),
             _busiest(before.processes, after.processes, seconds, {*self.owner.all, psutil.Process().pid}), self._gone(),
-            bool(number and workers),
+            bool(number and workers), 0 if self.owner.gpu else sum(slept[each] for each in workers),
         )  # fmt: skip
 
     def _gone(self) -> bool:

@@ -55,11 +55,14 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     much longer they take by small pages.
 
     - disk, swap: the share of the window in which a thread waited for a disk, and the kernel's work on faults; swap by bytes.
+      The kernel's work is divided between faults and the waking of threads in the ratio of their numbers.
     - quota: seconds that the group was held back, over half of the cores that it computes on (a thread that waits for one that
       is held sleeps, and is not counted), and no more than its threads did not run.
     - busy, threads: waiting for a core beyond that; for others no longer than these ran. Threads above the cores wait for each
       other, in the ratio of their number to the cores of other processes; the rest is others. A token waits when any of its
       threads does, and whenever none of them runs: one that sleeps waits for one that waits.
+    - threads, too: the time of its cores that they do not use because they sleep until another one has done its part, and the
+      kernel's work of waking them. Threads that spin instead have none.
     - overhead: the client's time beyond the server's own.
     """
     seen, token = window.seen, window.seconds
@@ -72,7 +75,8 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     mean, excess = (float(np.mean(waits)) if waits else 0.0), max(0, seen.workers - seen.cores)
     own = excess / (excess + seen.others) if excess else 0.0
     reads = seen.faults + seen.read + seen.swapped > 0
-    disk = min(1.0, seen.disk + seen.kernel / wall) if reads else 0.0
+    kernel = seen.kernel / wall / max(1, seen.faults + seen.woken)
+    disk = min(1.0, seen.disk + kernel * seen.faults) if reads else 0.0
     paged = min(1.0, seen.swapped / max(seen.read, seen.swapped, 1))
     over = max(0.0, token - window.reported) / token if window.reported else 0.0
     none_ran = 1 - sum(seen.ran) - disk - held - over if mean > _WAITS else 0.0
@@ -80,15 +84,25 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     parts = {
         "memory": memory, "disk": token * disk * (1 - paged), "quota": token * held,
         "busy": token * min(1.0, others + seen.stolen / max(1, seen.cores)), "pages": pages, "swap": token * disk * paged,
-        "overhead": token * over,
+        "overhead": token * over, "threads": token * _asleep(seen, disk + held + over, others, kernel),
     }  # fmt: skip
     if (total := sum(parts.values())) > token:  # what overlaps is counted in proportion
         parts = {name: seconds * token / total for name, seconds in parts.items()}
     waiting = mean * (token - sum(parts.values())) if excess else 0.0
-    parts["threads"] = own * waiting
+    parts["threads"] += own * waiting
     parts["busy"] += (1 - own) * waiting
     parts["unexplained"] = max(0.0, token - sum(parts.values()))
     return parts
+
+
+def _asleep(seen: Seen, known: float, others: float, kernel: float) -> float:
+    """The share of a window that threads lose because they sleep between the parts of a token. ``known``: the share that other
+    causes have, ``others``: other processes; ``kernel``: of a sleep."""
+    if not seen.woken:
+        return 0.0
+    cores = max(1, min(seen.workers, seen.cores))
+    taken = others if seen.workers <= seen.cores else min(1.0, seen.others / seen.cores)
+    return max(0.0, 1 - sum(seen.ran) / cores - known - taken) + kernel * seen.woken
 
 
 def account(rows: Sequence[dict[str, float]], of: str = DECODE, order: Iterable[str] = (PROMPT, *NAMES)) -> list[Cause]:

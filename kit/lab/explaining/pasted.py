@@ -6,7 +6,7 @@ from kit.lab.explaining.causes import DECODE
 from kit.units import format_bytes, format_seconds
 
 _CAUSES = {  # name of a cause in JSON -> in words
-    "memory": "reading the weights from memory", "disk": "reading from disk", "threads": "the number of threads",
+    "memory": "reading the weights from memory", "disk": "reading from disk", "threads": "threads that wait for each other",
     "quota": "a CPU quota", "busy": "other processes", "depth": "a long context", "load": "loading the model",
     "pages": "small pages", "swap": "swap", "reprocess": "computing the prompt again", "overhead": "the server",
     "unexplained": "not explained",

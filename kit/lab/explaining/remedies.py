@@ -28,7 +28,8 @@ REMEDIES = {
         "memory": "a smaller quantization reads fewer bytes: `kit quants` measures what it loses",
         "disk": "more memory, or a smaller quantization (`kit quants` measures what it loses)",
         "swap": "more memory, or a smaller context: what is in swap is read at each token",
-        "threads": "{cores} threads", "quota": "give the group more time: docker run --cpus {wanted}, or cpu.max",
+        "threads": "{cores} threads", "sleep": "{spin}: then its threads wait without sleeping",
+        "quota": "give the group more time: docker run --cpus {wanted}, or cpu.max",
         "busy": "end or move the other processes{named}", "load": "keep the model loaded between requests",
         "pages": "read the file again by larger pages (kit generate FILE does it), or load it without a map",
         "reprocess": "let the server keep the last prompt", "depth": "a shorter context, or a KV cache of fewer bits",
@@ -78,9 +79,13 @@ def remedy(name: str, facts: ServerFacts, seen: Seen) -> str:
             name = "context"
         elif name == "disk" and not facts.holding.limit:
             name = "lock"
+    if name == "threads" and seen.workers <= seen.cores:
+        name = "sleep"
     usable = max(1, min(seen.cores, round(seen.quota) if seen.quota < seen.cores else seen.cores))
     values = {
         "cores": usable, "wanted": max(1, seen.workers), "context": facts.smaller or max(512, facts.context // 2),
+        "spin": f"start it without {' and '.join(facts.owner.sleepy)}" if facts.owner and facts.owner.sleepy else
+                "start it with OMP_WAIT_POLICY=active in its environment",
         "named": f": {', '.join(seen.busiest)}" if seen.busiest else "",
         "reuse": "--ctx-checkpoints 32 (a state cannot be cut, only gone back to)" if facts.recurrent else
                  "cache_prompt true in the request, one slot for each conversation (-np), and --cache-reuse 256",
@@ -108,7 +113,9 @@ def _evidence(name: str, facts: ServerFacts, seen: Seen, tokens: int) -> str:
         return "; ".join(parts)
     waited = float(np.mean(seen.waited)) if seen.waited else 0.0
     if name == "threads":
-        return f"{_threads(seen.workers)} on {_cores(seen)} waited {waited:.0%} of the time for a core"
+        told = f"{_threads(seen.workers)} on {_cores(seen)} waited {waited:.0%} of the time for a core"
+        ran = f"computed {float(np.mean(seen.ran)) if seen.ran else 0.0:.0%} of it"
+        return told + f", {ran}, and were woken {seen.woken / per:.0f} times per token" * bool(seen.woken)
     if name == "busy":
         stolen = f", the host took {seen.stolen:.1f}" * (seen.stolen > 0.05)
         who = f": {', '.join(seen.busiest)}" if seen.busiest else ""
@@ -152,7 +159,8 @@ def explained(
 def sum_told(causes: Sequence[Cause]) -> str:
     """``95 ms per token = 33 ms memory + 40 ms disk + ...``, causes of a hundredth and more."""
     total = sum(cause.seconds for cause in causes)
-    named = {"unexplained": "not explained", "threads": "too many threads", "busy": "other processes", "quota": "the quota"}
+    named = {"unexplained": "not explained", "threads": "threads that wait for each other", "busy": "other processes"}
+    named |= {"quota": "the quota"}
     parts = [f"{brief(cause.seconds)} {named.get(cause.name, cause.name)}" for cause in causes if cause.seconds > 0.01 * total]
     return f"{brief(total)} = {' + '.join(parts)}"
 
