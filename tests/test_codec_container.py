@@ -330,3 +330,30 @@ def test_a_result_that_is_larger_than_the_file_says_so(tmp_path, quant, larger):
     result = CliRunner().invoke(main, ["compress", str(source), "-o", str(out)])
     assert result.exit_code == 0 and (out.stat().st_size > source.stat().st_size) == larger
     assert ("The result is larger" in result.stderr) == larger
+
+
+@pytest.mark.parametrize("coding, mix", [("int8", "F32"), ("bf16", "BF16")])
+def test_a_big_endian_copy_of_a_compressed_model_gives_its_logits(tmp_path, coding, mix):
+    """Scales were read in the other order: logits of 1e30 without a word."""
+    from kit.codec import CompressedWeights
+
+    small = compress(model_files.write(tmp_path, "tiny-llama", mix), tmp_path / "tiles.gguf", coding=coding)
+    read, big = gguf.GGUFReader(small), tmp_path / "big.gguf"
+    writer = gguf.GGUFWriter(big, "llama", endianess=gguf.GGUFEndian.BIG)
+    for field in list(read.fields.values())[3:]:
+        if field.name != "general.architecture":
+            writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if field.types[1:] else None)
+    for tensor in read.tensors:
+        data = np.array(tensor.data)
+        bits = data.view(np.uint16) if tensor.tensor_type == gguf.GGMLQuantizationType.BF16 else data
+        writer.add_tensor(tensor.name, bits, raw_dtype=tensor.tensor_type)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
+
+    def logits(path):
+        model = kit.Transformer(CompressedWeights(CompressedFile(path)))
+        cache = model.new_cache(8)
+        return torch.stack([model.step([5, 6, 7], cache), model.step([8], cache)])
+
+    assert CompressedFile(big).byteorder == "big" and torch.equal(logits(big), logits(small))
+    assert verify(big) == verify(small)

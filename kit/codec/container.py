@@ -1,10 +1,10 @@
-"""A compressed model in one file: a GGUF (version 3, little endian) with coded tiles instead of weights.
+"""A compressed model in one file: a GGUF (version 3; kit writes little endian) with coded tiles instead of weights.
 
 Metadata: that of the source, byte for byte (without ``split.*``), and
 
     kit.codec.version    uint32         1
     kit.codec.coding     string         "int8" (quantized) or "bf16" (lossless)
-    kit.codec.crc32      int32 array    CRC-32 of every tensor's bytes, in file order
+    kit.codec.crc32      int32 array    CRC-32 of every tensor's bytes in little-endian order, in file order
 
 Tensors: a linear layer's matrix NAME becomes two, a stack of experts one pair each as NAME[0], NAME[1], ...
 
@@ -44,7 +44,7 @@ class CompressedFile(AbstractContextManager, Shown):
         self.gguf = reader.open(path)
         self.path, self.metadata, self.architecture = self.gguf.path, self.gguf.metadata, self.gguf.architecture
         self.sizes = self.gguf.sizes
-        self.paths, self.version, self.alignment, self.byteorder = self.gguf.paths, 3, self.gguf.alignment, "little"
+        self.paths, self.version, self.alignment, self.byteorder = self.gguf.paths, 3, self.gguf.alignment, self.gguf.byteorder
         version, self.coding = self.metadata.get("kit.codec.version"), self.metadata.get("kit.codec.coding")
         if version is None:
             raise CodecError(f"{path}: is not a compressed model: `kit compress {path} -o OUT` writes one")
@@ -65,7 +65,7 @@ class CompressedFile(AbstractContextManager, Shown):
         other = self.gguf.tensors.get(beside)
         if other is None or (other.qtype, other.shape) != wanted:
             raise CodecError(f"{self.path}: {beside} is missing or not {wanted[0]} {wanted[1]}: write the file again")
-        data = self.gguf.raw(beside).view(coding.part_dtype).reshape(other.shape)
+        data = self.gguf.blocks(beside).view(coding.part_dtype).reshape(other.shape)
         self.matrices[name] = Coded(self.coding, tiles, data)
         stack, bracket, _ = name.partition("[")
         before = self.tensors.get(stack)

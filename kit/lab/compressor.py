@@ -164,7 +164,7 @@ def verify(path, decoder="interleaved", source=None, threads=1, progress=False) 
         if len(crcs) != len(file.gguf.tensors):
             raise CodecError(f"{path}: {len(crcs)} checksums for {len(file.gguf.tensors)} tensors: the file is damaged")
         for name, right in zip(file.gguf.tensors, crcs, strict=True):
-            if zlib.crc32(file.gguf.raw(name)) != right:
+            if zlib.crc32(file.gguf.blocks(name)) != right:
                 raise CodecError(f"{path}: {name}: the CRC-32 differs: the file is damaged; compress it again")
         originals = dict(matrices_of(open_source(source))) if source else {}
         for name, matrix in tqdm(file.matrices.items(), unit="matrix", disable=None if progress else True):
