@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import types
@@ -161,3 +162,34 @@ def test_files_are_written_in_large_pieces(tmp_path):
     steps = np.diff([*dict.fromkeys(ends)])
     assert len(steps) and steps.min() >= 1 << 20
     assert (tmp_path / "whole").stat().st_size == 40_000_000 + 8 + (12 << 20)
+
+
+@pytest.mark.parametrize("through", ["itself", "a link"])
+@pytest.mark.parametrize("what", ["device", "pipe", "folder"])
+def test_what_is_no_file_is_refused_and_stays(tmp_path, what, through):
+    """`kit synth NAME --force -o /dev/null` as root made a file of the device, for every process of the machine."""
+    place = tmp_path / what
+    if what == "device":
+        try:
+            os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        except OSError:
+            pytest.skip("this user makes no device")
+    else:
+        {"pipe": os.mkfifo, "folder": os.mkdir}[what](place)
+    before, asked = place.stat(), tmp_path / "out"
+    asked.symlink_to(place) if through == "a link" else None
+    said = f"{what}: cannot be written: it is a .*{what}"
+    with pytest.raises(GGUFError, match=said), replacing(asked if through == "a link" else place) as file:
+        file.write(b"x")
+    assert place.stat() == before
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "data").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("data")
+    with replacing(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "data").read_bytes() == b"new"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(GGUFError, match="loop: cannot be written: it is a link that leads back"), replacing(tmp_path / "loop"):
+        pass

@@ -71,3 +71,15 @@ def test_a_machine_has_no_more_memory_than_it_has(llama):
     done = run("explain", llama, "--machine", "apple-m4-16gb", "--memory", "20GiB")
     assert done.exit_code == 2 and "is more than apple-m4-16gb has: give at most 16.00 GiB" in done.output
     assert run("explain", llama, "--machine", "apple-m4-16gb", "--memory", "16GiB").exit_code == 0
+
+
+@pytest.mark.parametrize("words", [
+    ("quants", "--figure", "q.xyz"), ("quants", "--figure", "nowhere/q.png"), ("generate", "-p", "a", "--routes", "nowhere/r"),
+    ("explain", "--engine", "kit", "--figure", "nowhere/q.png"),
+], ids=" ".join)  # fmt: skip
+def test_a_file_that_cannot_be_written_is_said_before_any_work(llama, monkeypatch, tmp_path, words):
+    """`kit quants --figure q.xyz` measured for minutes and ended with a traceback of matplotlib."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kit.gguf.reader.open", lambda *_, **__: pytest.fail("the file was opened"))
+    done = CliRunner().invoke(cli.main, [words[0], str(llama), *words[1:]])
+    assert (done.exit_code, done.stderr.count("\n"), done.stdout) == (2, 1, "") and words[-2] in done.stderr, done.output

@@ -20,6 +20,8 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
 )  # fmt: skip
 PALETTE = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK)
 
+FILES = ("png", "svg", "pdf")  # endings of a picture's name
+
 STYLE = {
     "figure.figsize": (8.0, 4.2),
     "figure.dpi": 110,

@@ -27,9 +27,12 @@ def replacing(
     ``size``: expected bytes, 0 if unknown. Raises ``error``, whose message ends with ``remedy``, or where the disk has too few
     bytes with ``room``: what to do then. What a killed writer of ``path`` left beside it is deleted.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise error(f"{path}: cannot be written: it is a folder, expected the name of a file")
+    path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)  # what a link names, which stays a link
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a device or a pipe"  # /dev/null would be a file for everybody then
+        raise error(f"{path}: cannot be written: it is {what}, expected the name of a file")
+    if path.is_symlink():
+        raise error(f"{path}: cannot be written: it is a link that leads back to itself")
     if not path.parent.is_dir():
         raise error(f"{path}: cannot be written: there is no folder {path.parent}")
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
@@ -94,6 +97,20 @@ def sole_writer(folder: Path) -> Iterator[None]:
     finally:
         if handle is not None:
             os.close(handle)
+
+
+def check_writable(option: str, path: str | Path, error: type[KitError], endings: tuple[str, ...] = ()) -> None:
+    """``error`` that names the ``option`` where no file ``path`` can be written, or where it ends with none of ``endings``
+    ("png"), before anything is measured for it."""
+    path = Path(path)
+    if endings and path.suffix.lower().lstrip(".") not in endings:
+        raise error(f"{option} {path}: end the name with {', '.join('.' + each for each in endings)}")
+    if path.is_dir():
+        raise error(f"{option} {path}: it is a folder, expected the name of a file")
+    if not path.absolute().parent.is_dir():
+        raise error(f"{option} {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise error(f"{option} {path}: may not be written")
 
 
 def check_output(path: Path, inputs: Iterable[Path], error: type[KitError]) -> None:

@@ -257,13 +257,15 @@ def _with_engines(file, engines, threads, depth, others, markdown, figure, as_js
     """What the user's engines do, as text, Markdown or JSON."""
     from kit.errors import EngineError
     from kit.gguf.remote import is_remote
+    from kit.lab import figures
     from kit.lab.engines.options import counts_of
     from kit.lab.explaining import of_engines, pasted, roofline
     from kit.lab.explaining.lines import wrapped
+    from kit.system.files import check_writable
     from kit.units import to_json
 
     if figure:
-        roofline.check(figure)
+        check_writable("--figure", figure, EngineError, figures.FILES)
     if wrong := [name for name, value in others.items() if value]:
         raise EngineError(
             f"--engine, --threads, --depth, --markdown and --figure measure programs: leave out {', '.join(wrong)}"

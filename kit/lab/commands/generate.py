@@ -109,6 +109,7 @@ def command(
     from dataclasses import asdict
 
     import kit
+    from kit.errors import CacheError
     from kit.lab.measuring.busy import watching
     from kit.lab.measuring.process import process_bytes
     from kit.lab.predicting.opening import Options, asked_of, open_model, refuse
@@ -119,6 +120,7 @@ def command(
     from kit.model.hyperparameters import read_config
     from kit.model.tokenizer import tokenizer_of
     from kit.system import peak_memory
+    from kit.system.files import check_writable
 
     asked = asked_of(ctx)
     if (file is None) == (model is None):
@@ -128,6 +130,8 @@ def command(
     refuse(_idle(asked, sampling["temperature"]), asked)
     prompt = ids_of(tokens) if tokens is not None else text_of(prompt, prompt_file)
     Sampler(**sampling)  # a value out of range is said before any work
+    if routes:
+        check_writable("--routes", routes, CacheError)
     trace = PromptTrace()
 
     def words(opened):

@@ -41,9 +41,13 @@ def command(files, to, tokens, rounds, figure, as_json):
     from kit.gguf.sources import model_name, models, resolve
     from kit.lab.engines.requantize import requantize, targets
     from kit.lab.explaining import quants
+    from kit.lab.figures import FILES
+    from kit.system.files import check_writable
     from kit.system.paths import models_folder
     from kit.units import finite
 
+    if figure:
+        check_writable("--figure", figure, QuantError, FILES)
     paths = models(named := [Path(resolve(name)) for name in files])
     if len(paths) < len(named):
         told = f"{len(named)} names are {len(paths)} model{'s' * (len(paths) > 1)}: links and parts of one file count once"

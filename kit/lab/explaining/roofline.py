@@ -1,13 +1,8 @@
 """One picture of a comparison of engines: decode and prompt as points under one roof, of memory and of arithmetic."""
 
-from pathlib import Path
-
 import numpy as np
 
-from kit.errors import EngineError
 from kit.lab import figures
-
-_FORMATS = ("png", "svg", "pdf")
 
 
 def points(data: dict) -> list[dict]:
@@ -49,14 +44,6 @@ def figure(data: dict):
     axes.set(xlabel="operations per byte read", ylabel="10^9 operations per second", xlim=(low, high),
              title=f"{data['file']['name']}: memory reads at {machine['bandwidth'] / 1e9:.0f} GB/s")  # fmt: skip
     return drawn
-
-
-def check(path: str) -> None:
-    """EngineError for a name whose ending is no picture's, before anything is measured."""
-    if Path(path).suffix.lstrip(".") not in _FORMATS:
-        raise EngineError(f"--figure {path}: end the name with {', '.join('.' + each for each in _FORMATS)}")
-    if not Path(path).absolute().parent.is_dir():
-        raise EngineError(f"--figure {path}: there is no folder {Path(path).parent}")
 
 
 def save(data: dict, path: str) -> None:
