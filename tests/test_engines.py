@@ -8,6 +8,7 @@ import sys
 import documented
 import pytest
 from click.testing import CliRunner
+from invented import pasted_data
 
 import kit
 from kit.errors import EngineError, ReportError
@@ -393,6 +394,37 @@ def test_the_gallery_is_made_of_the_files_that_people_send(model, tmp_path, roof
     (folder / "busy.json").write_text("{}")
     with pytest.raises(ReportError, match="is no output of `kit explain MODEL --engine X --json`"):
         gallery.page(tmp_path)
+
+
+def test_a_file_is_added_to_the_gallery_without_its_folders(model, tmp_path, roof, capsys):
+    (tmp_path / "home").mkdir()
+    engine = f"{bench(tmp_path / 'home', per_token=4.0)} -t 1"
+    sent = tmp_path / "sent.json"
+    sent.write_text(explained(model, "--engine", engine, "--json"))
+    added = gallery.add(tmp_path / "reference", sent)
+    before, after = json.loads(sent.read_text()), json.loads(added.read_text())
+    assert added == tmp_path / "reference" / before["machine"]["id"] / "engines" / "tiny-Q4_K_M-llama-bench.json"
+    assert str(tmp_path) in sent.read_text() and str(tmp_path) not in added.read_text() and "/tmp" not in added.read_text()
+    assert after["engine"]["label"] == "llama-bench -t 1" and after["file"]["path"] == "tiny-Q4_K_M.gguf"
+    assert after["decode"] == before["decode"] and gallery.rows(tmp_path / "reference")[0]["threads"] == 1
+    told = {"evidence": "reads at 20 GB/s", "url": "http://127.0.0.1:8080/v1", "run": "'~/a b/x' -m ../m/y.gguf old/bench"}
+    assert gallery._short(told) == told | {"run": "'a b/x' -m y.gguf old/bench"}
+
+
+def test_the_gallery_takes_the_answer_of_a_server(tmp_path):
+    """As kit explain URL --json prints it: tests/test_server.py compares its keys with the documented ones."""
+    data = pasted_data(0.1, 2, 0.03, [{"name": "memory", "seconds": 0.03}, {"name": "threads", "seconds": 0.05, "of": "decode"},
+                                      {"name": "load", "seconds": 9.0, "of": "first request"}])  # fmt: skip
+    answer = {key: data[key] for key in ("decode", "prompt", "causes", "mbu")}
+    answer |= {"engine": data["engine"] | {"file": "/models/a.gguf"}, "machine": {"id": "my-machine", "cpu": "a CPU"}}
+    sent = tmp_path / "sent.json"
+    sent.write_text(json.dumps(answer | {"bound": {"seconds": 0.03, "bytes": 4e8, "bandwidth": 2e10}}))
+    assert gallery.add(tmp_path, sent) == tmp_path / "my-machine" / "engines" / "a-llama-server.json"
+    row = gallery.page(tmp_path).splitlines()[-1]
+    assert row == "| a CPU | 20.0 | a.gguf | llama-server | b1 | 2 | 40 | 10 | 30% | threads 50% |"
+    sent.write_text(json.dumps(answer | {"bound": None, "mbu": None}))
+    with pytest.raises(ReportError, match="or has no limit"):
+        gallery.add(tmp_path, sent)
 
 
 def test_the_committed_gallery_is_the_page_of_its_files():

@@ -38,6 +38,14 @@ def folded(summary: str, table: pd.DataFrame, **formats: str | Callable):
     return HTML(f'<details class="more"><summary>{escape(summary)}</summary>{shown(table, **formats).to_html()}</details>')
 
 
+def paste(summary: str, text: str):
+    """Text to copy, behind a fold that opens by its ``summary``; a page of a report has a button for it."""
+    from IPython.display import HTML  # no command needs it
+
+    folded = f'<summary>{escape(summary)}</summary><pre class="paste">{escape(text)}</pre>'
+    return HTML(f'<details class="more">{folded}</details>')
+
+
 def number(value) -> str:
     """A cell as text: numbers as 0.000123, 0.95, 39.1 or 1,234, booleans as yes or no."""
     if pd.api.types.is_bool(value):

@@ -112,7 +112,8 @@ def _run_of_four(base: Path) -> Path:
         "from IPython.display import HTML, Markdown, display\nimport matplotlib.pyplot as plt\n"
         "figure, axes = plt.subplots(); axes.plot([1, 2]); axes.set_title('one'); lab.picture(figure)\n"
         "plt.show(); print(hostile)\n"
-        "display(HTML(f'<b>{hostile}</b>'), Markdown('![x](http://example.invalid/a.png) ' + hostile))",
+        "display(HTML(f'<b>{hostile}</b>'), Markdown('![x](http://example.invalid/a.png) ' + hostile))\n"
+        "from kit.lab import tables; display(tables.paste('Text to paste', f'| a |\\n{hostile}'))",
         "lab.record(claim='first-token-preload', quantity=hostile, unit='s', samples=[3.0, 1.0, 2.0, 2.5, 1.5], lower=0.5,\n"
         "    lower_source='bytes / bandwidth', tolerance='10 %', verdict='not reproduced', reason=hostile)\n"
         "lab.record(quantity='open', unit='s', samples=[0.001, 0.002])\n"

@@ -134,6 +134,20 @@ def test_code_of_a_mechanism_is_open_and_other_code_is_folded_but_there(visit):
     )
 
 
+@pytest.mark.parametrize("permissions", [["clipboard-read", "clipboard-write"], []])
+def test_text_to_paste_is_copied_by_a_button_and_is_text(visit, permissions):
+    """Where a browser gives a page of a file no clipboard, the text is selected and copied as by hand."""
+    page = visit("01_first_token", permissions=permissions)
+    if not permissions:
+        page.evaluate("delete Navigator.prototype.clipboard")
+    page.get_by_text("Text to paste", exact=True).click()
+    button = page.locator("button.copy")
+    button.click()
+    page.wait_for_function("document.querySelector('button.copy').textContent === 'Copied'", timeout=10_000)
+    told = page.evaluate("navigator.clipboard.readText()" if permissions else "getSelection().toString()")
+    assert told.startswith("| a |\n<script>alert(1)</script>")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_theme_follows_the_system_until_chosen(visit, scheme):
     page = visit("index", color_scheme=scheme)

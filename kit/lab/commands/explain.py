@@ -108,12 +108,12 @@ def command(
         others |= {"--engine": engines, "--threads": threads, "--depth": depth, "--figure": figure}
         if wrong := [name for name, value in others.items() if value]:
             raise CacheError(f"{file} is a running server: leave out {', '.join(wrong)}")
-        from kit.lab.explaining import of_engines, pasted, running_answer
+        from kit.lab.explaining import pasted, running_answer
 
         say = (lambda text: None) if markdown else click.echo
         answer = running_answer.explain(file, say, served or "", None, thorough, as_json, compare, trying)
         if markdown:
-            click.echo(pasted.markdown(answer | {"machine": of_engines.this_machine()}))
+            click.echo(pasted.markdown(answer))
         return None
     if (
         len(engines) == 1

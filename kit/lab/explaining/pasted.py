@@ -1,5 +1,7 @@
 """What people paste into an issue: a table with llama-bench's names, the causes, and the machine. One function writes it."""
 
+from pathlib import Path
+
 from kit import __version__
 from kit.lab.explaining import answer_table
 from kit.lab.explaining.causes import DECODE
@@ -15,9 +17,9 @@ _CAUSES = {  # name of a cause in JSON -> in words
 
 def markdown(data: dict) -> str:
     """The data of kit explain with an engine (docs/json.md) as Markdown. A key that is missing leaves out its part."""
-    records = data.get("engines") or [data]
+    records = data.get("engines") or [data] * ("engine" in data)
     rows = [answer_table.Row(**row) for row in (data.get("answer") or {}).get("table", ())]
-    parts = [_head(data), *([answer_table.markdown(rows)] if rows else []), _table(records)]
+    parts = [_head(data), *([answer_table.markdown(rows)] if rows else []), *([_table(records)] if records else [])]
     parts += [each["says"] for each in data.get("compared") or ()]
     parts += [_causes(record) for record in records if record.get("causes")]
     parts += [_threads(swept) for swept in data.get("threads") or ()]
@@ -30,8 +32,9 @@ def _cell(value) -> str:
 
 
 def _head(data: dict) -> str:
-    file = data.get("file") or {}
-    text = f"**{_cell(file.get('name', 'model'))}**"
+    file, engine = data.get("file") or {}, data.get("engine") or {}
+    name = file.get("name") or Path(engine.get("file") or engine.get("model") or "model").name
+    text = f"**{_cell(name)}**"
     if file.get("bytes"):
         text += f", {format_bytes(file['bytes'])}"
     if label := file.get("label"):

@@ -14,6 +14,7 @@ from kit.lab.engines.server import is_server
 from kit.lab.engines.started import Started, changed
 from kit.lab.explaining import running_words
 from kit.lab.explaining.lines import paragraph
+from kit.lab.explaining.of_engines import this_machine
 from kit.lab.explaining.running import NEAR, Running
 from kit.lab.measuring.minutes import as_fast
 from kit.lab.measuring.state import BUSY
@@ -37,6 +38,7 @@ def explain(
                 answer[key] = value
             if text and not as_json:
                 say(text + "\n")
+        answer["machine"] = this_machine()
         if before:
             answer["compared"] = compared(before, answer)
             as_json or say(answer["compared"]["told"] + "\n")

@@ -17,8 +17,8 @@ SLOWER = 1.02  # a server that reports so many times what was received is said t
 
 def sections(running: Running) -> Iterator[tuple[str, object, str]]:
     """(key, plain data, text) of each part, as soon as it is measured: the answer on decode comes first."""
-    yield from _decode(running)
-    yield "prompt", _prompt(running), _prompt_told(running)
+    yield from decode_sections(running)
+    yield "prompt", prompt(running), _prompt_told(running)
     if running.load:
         yield "", None, _account(running.load, "The first request")
     yield "second_turn", running.turns, _turn_told(running)
@@ -31,7 +31,8 @@ def sections(running: Running) -> Iterator[tuple[str, object, str]]:
     yield "faults", running.faults, _faults(running)
 
 
-def _decode(running: Running) -> Iterator[tuple[str, object, str]]:
+def decode_sections(running: Running) -> Iterator[tuple[str, object, str]]:
+    """The part on decode, as ``sections``."""
     yield "", None, _who(running)
     windows = running.windows
     yield "engine", engine(running), ""
@@ -135,7 +136,8 @@ def _account(found: list[Cause], what: str) -> str:
     return "\n".join([f"{what} takes {remedies.sum_told(found)}.", *remedies.table(found)])
 
 
-def _prompt(running: Running) -> dict:
+def prompt(running: Running) -> dict:
+    """Prompts as JSON has them."""
     points = [{"positions": length, "seconds": seconds, "server_seconds": said} for length, seconds, said in running.prompts]
     rate = 1 / running.per_position if running.per_position else None
     return {"tokens_per_second": rate, "overhead_seconds": running.overhead, "points": points}

@@ -1,14 +1,15 @@
 """Page 11: a llama-server with a fault made on purpose, or the reader's own, explained; then one change, tried in turn."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from kit.lab.engines import bounds_of
 from kit.lab.engines.started import WHEEL, Started, changed
-from kit.lab.explaining import causes, remedies
+from kit.lab.explaining import causes, of_engines, remedies, running_words
 from kit.lab.explaining.causes import Cause, Window
 from kit.lab.explaining.running import NEAR, Running
 from kit.lab.explaining.running_answer import flags, turns
@@ -21,7 +22,8 @@ __all__ = ["WHEEL", "Explained", "Tried", "changed", "explain", "in_turn"]
 @dataclass(frozen=True)
 class Explained:
     """A server's decode. ``engine``: what started it, or its URL; ``windows`` and the ``rows`` of causes of each; ``causes``:
-    their means. ``least``: seconds that a token's bytes take; ``kind``: of the server."""
+    their means. ``least``: seconds that a token's bytes take; ``kind``: of the server. ``data``: what kit explain says of it as
+    JSON, and what a picture needs under one roof ("work", "machine", "engines"); {} where its file was not found."""
 
     engine: str
     windows: list[Window]
@@ -29,6 +31,7 @@ class Explained:
     causes: list[Cause]
     least: float
     kind: str = "llama-server"
+    data: dict = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -72,9 +75,30 @@ def explain(path: Path, engine: str, server: str = "", gbps: float | None = None
         url = server or stack.enter_context(Started(engine, path)).url
         probe = (lambda: gbps) if gbps else None
         running = stack.enter_context(Running(url, gbps=probe))
+        data = _data(running, server or engine)
         return Explained(
-            server or engine, running.windows, running.rows, running.decode, running.least(NEAR), running.server.name
+            server or engine, running.windows, running.rows, running.decode, running.least(NEAR), running.server.name, data
         )
+
+
+def _data(running: Running, label: str) -> dict:
+    """What is pasted and drawn; prompts are measured for it."""
+    if running.file is None or not running.prompts:
+        return {}
+    told = {key: value for key, value, _ in running_words.decode_sections(running) if key}
+    told["engine"] |= {"label": label}
+    length, roof = running.prompts[-1][0], bounds_of.measured()
+    roof.bandwidth = running.gbps * 1e9  # of the minutes of the decode
+    tests = {
+        "decode": told["decode"] | {"name": f"tg{running.window_tokens}"},
+        "prompt": running_words.prompt(running) | {"name": f"pp{length}", "seconds": running.per_position},
+    }
+    found = [running_words.plain(cause) for cause in running.decode]
+    return told | tests | {
+        "engines": [{key: told[key] for key in ("engine", "bound", "mbu")} | tests | {"causes": found}],
+        "work": vars(bounds_of.work_of(running.file, length)), "machine": of_engines.this_machine() | vars(roof),
+        "file": {"name": running.owner.file.name, "bytes": sum(running.file.sizes)},
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
 """The gallery: one page of what people measured with kit explain --engine, from their JSON files under a folder.
 
-    python -m kit.lab.report.gallery results/reference      writes results/reference/gallery.md
+    python -m kit.lab.report.gallery results/reference              writes results/reference/gallery.md
+    python -m kit.lab.report.gallery results/reference mine.json    adds a file to it first, without the folders in its paths
 
-A file is <folder>/<machine>/engines/<name>.json, the output of `kit explain MODEL --engine X --json`.
+A file is <folder>/<machine>/engines/<name>.json, the output of `kit explain MODEL --engine X --json`, or of a server's URL.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
 from kit.errors import ReportError
+from kit.lab.explaining.causes import DECODE
 from kit.lab.measuring.state import BUSY
 from kit.system.files import replacing
 from kit.units import printable
@@ -21,6 +24,9 @@ What people measured with `kit explain MODEL --engine X`. `pp512` is a prompt of
 tokens per second, as `llama-bench` names them. MBU is the share of the memory's bandwidth that a decode uses. The bandwidth was
 measured in the same minutes. To add your machine, open an issue with the template *My machine*.
 """
+_FOLDERS = re.compile(
+    r"""(?<![\w:/.~])(?:~|\.\.?)?/(?:[^/\s'"`]+/)*(?=[^/\s])"""
+)  # of a path in a text; GB/s and a URL have none
 _COLUMNS = ("CPU", "memory, GB/s", "file", "engine", "build", "threads", "pp512", "tg64", "MBU", "largest other part")
 
 
@@ -37,22 +43,54 @@ def _rows(path: Path) -> list[dict]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         machine, made = data["machine"], []
-        for record in data["engines"]:
+        for record in data.get("engines") or [data]:
             decode, prompt, engine = record["decode"], record["prompt"], record["engine"]
-            if max(decode["others_cores"], prompt["others_cores"]) > BUSY:
+            if max(_others(decode), _others(prompt)) > BUSY:
                 raise ReportError(f"{path}: was measured while other processes used the cores: measure it again")
-            others = [each for each in record["causes"] if each["name"] != "memory"]
+            others = [each for each in record["causes"] if each["name"] != "memory" and each.get("of", DECODE) == DECODE]
             most = max(others, key=lambda each: each["seconds"], default=None)
             share = f"{most['name']} {most['seconds'] / decode['seconds']:.0%}" if most else ""
             made.append(dict(zip(_COLUMNS, (
-                machine["cpu"], f"{machine['bandwidth'] / 1e9:.1f}", data["file"]["name"], engine["name"], engine["version"],
+                machine["cpu"], f"{record['bound']['bandwidth'] / 1e9:.1f}", _file(data), engine["name"], engine["version"],
                 engine["threads"] or "", _speed(prompt), _speed(decode), f"{record['mbu']:.0%}", share,
             ), strict=True)))  # fmt: skip
         return made
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ReportError(f"{path}: is no output of `kit explain MODEL --engine X --json`") from None
+        raise ReportError(f"{path}: is no output of `kit explain MODEL --engine X --json`, or has no limit") from None
+
+
+def _others(test: dict) -> float:
+    """Cores that other processes used during a test, of an engine or of a server."""
+    return test.get("others_cores") or test.get("others") or 0.0
+
+
+def _file(data: dict) -> str:
+    """The name of the file."""
+    return (data.get("file") or {}).get("name") or Path(data["engine"]["file"]).name
+
+
+def add(folder: Path, path: Path) -> Path:
+    """Copy a file into the folder of its machine; of every path in it the last name stays. ReportError as of ``rows``."""
+    _rows(path)
+    data = _short(json.loads(path.read_text(encoding="utf-8")))
+    engines = [record["engine"]["name"] for record in data.get("engines") or [data]]
+    name = re.sub(r"[^\w.-]+", "-", "-".join([Path(_file(data)).stem, *dict.fromkeys(engines)]))
+    into = folder / data["machine"]["id"] / "engines" / f"{name}.json"
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(into) as out:
+        out.write((json.dumps(data, indent=1) + "\n").encode())
+    return into
+
+
+def _short(value):
+    """Plain data whose texts have no folders."""
+    if isinstance(value, dict):
+        return {key: _short(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_short(each) for each in value]
+    return _FOLDERS.sub("", value) if isinstance(value, str) else value
 
 
 def _speed(test: dict) -> str:
@@ -78,6 +116,9 @@ def write(folder: Path) -> Path:
 
 if __name__ == "__main__":
     try:
-        print(write(Path(sys.argv[1] if len(sys.argv) > 1 else "results/reference")))
+        into, *sent = map(Path, sys.argv[1:] or ["results/reference"])
+        for each in sent:
+            print(add(into, each))
+        print(write(into))
     except ReportError as error:
         sys.exit(f"error: {error}")

@@ -69,6 +69,15 @@ function joinHeadings(table) {
   second.remove();
 }
 
+// A page that is a file has no clipboard in some browsers: then the text is selected and copied as by hand.
+async function copy(text, button) {
+  try { await navigator.clipboard.writeText(text.textContent); } catch {
+    getSelection().selectAllChildren(text);
+    if (!document.execCommand("copy")) return;
+  }
+  button.textContent = "Copied";
+}
+
 document.addEventListener("DOMContentLoaded", () => {
   document.querySelector("[data-do=theme]")?.addEventListener("click", () => {
     const theme = root.dataset.theme === "dark" ? "light" : "dark";
@@ -89,6 +98,13 @@ document.addEventListener("DOMContentLoaded", () => {
     joinHeadings(table);
     alignColumns(table);
     makeSortable(table);
+  }
+  for (const text of document.querySelectorAll("pre.paste")) {
+    const button = document.createElement("button");
+    button.className = "copy";
+    button.textContent = "Copy";
+    button.addEventListener("click", () => copy(text, button));
+    text.before(button);
   }
   const unfold = () => {
     const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
