@@ -13,6 +13,7 @@ import pandas as pd
 from benchmarks import hf
 from benchmarks.decode import CASES
 from kit.gguf.trained import TRAINED
+from kit.lab.tables import markdown
 from kit.system.paths import ROOT
 
 WHY = {  # what is known of a line that is missed
@@ -20,16 +21,8 @@ WHY = {  # what is known of a line that is missed
 }
 QUALITY = ("KL to float32, nats", "same next token")
 READS = "GB/s from the disk"  # while a mixture decodes
-SIDES = (
-    "fused",
-    "blocks",
-    "float",
-    "bfloat",
-    "int8",
-    "torch",
-    "llama.cpp",
-    "ik_llama.cpp",
-)  # how the name of a column begins, ours first
+# how the name of a column begins, ours first
+SIDES = ("fused", "blocks", "float", "bfloat", "int8", "torch", "llama.cpp", "ik_llama.cpp")
 GENERATIONS = {("25", "1"): " Zen 3", ("25", "17"): " Zen 4", ("26", "2"): " Zen 5"}  # AMD's, by family and model
 FEATURES = {"amx-int8": "AMX", "avx512vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx2": "AVX2"}  # the best first
 
@@ -115,18 +108,18 @@ def table(lines: list[Line]) -> str:
     text = []
     for _, group in groupby(lines, lambda line: line.benchmark):
         group = list(group)
-        text.append(f"\n## {max(group, key=lambda line: line.started).title.rstrip('.')}")
+        text.append(_heading(max(group, key=lambda line: line.started).title).rstrip())
         for cpu, own in ((cpu, list(own)) for cpu, own in groupby(group, lambda line: line.cpu)):
             rows: dict[str, dict[str, Line]] = {}
             for line in own:
                 case, column = _place(line.row["what"])
                 rows.setdefault(case, {})[column] = line
             columns = sorted({column for row in rows.values() for column in row}, key=_order)
-            text += [f"\n### {cpu}\n", f"|  | {' | '.join(columns)} | commit |", "|---" * (len(columns) + 2) + "|"]
+            lines = []
             for case, row in rows.items():
                 commits = ", ".join(dict.fromkeys(line.commit for line in row.values()))
-                cells = (row[column].cell if column in row else "" for column in columns)
-                text.append(f"| {' | '.join((case, *cells, commits))} |")
+                lines.append((case, *(row[column].cell if column in row else "" for column in columns), commits))
+            text += [f"\n### {cpu}\n", markdown(("", *columns, "commit"), lines)]
             if told := "\n".join(filter(None, map(_reason, own))):
                 text.append(f"\nWhat misses its goal, and where its time goes:\n\n{told}")
     return "\n".join(text) + "\n"
@@ -158,13 +151,12 @@ def qualities() -> str:
     if not (found := _newest_rows("quality")):
         return ""
     head = ("", *QUALITY, "times llama.cpp's", "at most", "CPU", "commit")
-    title = max(title for *_, title in found.values())
-    lines = [f"\n## {title.rstrip('.')}\n", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    lines = []
     for (cpu, what), (row, commit, _) in sorted(found.items()):
         times = f"{row['of llama.cpp']:.2g}" if row["of llama.cpp"] else ""
         most = f"{row['most']:.2f}" if "fused" in what else ""
-        lines.append(f"| {' | '.join((what, *_kl(row), times, most, cpu, commit))} |")
-    return "\n".join(lines) + "\n"
+        lines.append((what, *_kl(row), times, most, cpu, commit))
+    return f"{_heading(max(title for *_, title in found.values()))}\n{markdown(head, lines)}\n"
 
 
 def parts() -> str:
@@ -177,9 +169,7 @@ def parts() -> str:
             f"{us:,.0f}" + (f" ({rate:.1f})" if rate > 0 else "") for us, rate in zip(table["us"], rates, strict=True)
         ]
         table = table.pivot(index="part", columns=["model", "way"], values="us").fillna("").loc[table["part"].unique()]
-        text += [f"\n## {run['title'].rstrip('.')}: {cpu}, commit {run['system']['commit'][:7]}\n"]
-        text += [f"|  | {' | '.join(map(', '.join, table))} |", "|---" * (1 + len(table.columns)) + "|"]
-        text += [f"| {part} | {' | '.join(row)} |" for part, row in zip(table.index, table.to_numpy(), strict=True)]
+        text += [_heading(run["title"], cpu, run), markdown(("", *map(", ".join, table)), table.itertuples(name=None))]
     return "\n".join(text) + "\n"
 
 
@@ -193,12 +183,7 @@ def static() -> str:
     found["all"] = [f"{kit:.0f} ({bound:.0f}) / {ggml:.0f} / {exact:.0f}" for kit, bound, ggml, exact in numbers]
     cells = found.pivot(index="cpu", columns="format", values="all").loc[found["cpu"].unique(), found["format"].unique()]
     head = f"kit, int8 (its busiest unit) / ggml / kit, exact; commit {taken[-1]['system']['commit'][:7]}"
-    lines = [
-        f"\n## {taken[-1]['title'].rstrip('.')}\n",
-        f"| {' | '.join((head, *cells))} |",
-        "|---" * (1 + len(cells.columns)) + "|",
-    ]
-    return "\n".join([*lines, *(f"| {' | '.join((cpu, *row))} |" for cpu, *row in cells.itertuples())]) + "\n"
+    return f"{_heading(taken[-1]['title'])}\n{markdown((head, *cells), cells.itertuples(name=None))}\n"
 
 
 def compiled() -> str:
@@ -214,24 +199,16 @@ def compiled() -> str:
     ]
     cells = found.pivot(index="kernel", columns="does", values="all").fillna("").loc[found["kernel"].unique()]
     head = f"{' / '.join(gpus)}; commit {taken[-1]['system']['commit'][:7]}"
-    lines = [
-        f"\n## {taken[-1]['title'].rstrip('.')}\n",
-        f"| {' | '.join((head, *cells))} |",
-        "|---" * (1 + len(cells.columns)) + "|",
-    ]
-    return "\n".join([*lines, *(f"| {' | '.join((name, *row))} |" for name, *row in cells.itertuples())]) + "\n"
+    return f"{_heading(taken[-1]['title'])}\n{markdown((head, *cells), cells.itertuples(name=None))}\n"
 
 
 def growth() -> str:
     """A heading and a table of the newest record of benchmarks/scale.py on each CPU: a row a thing, a column a count."""
-    found, text = {_cpu(run): run for run in sorted(runs("scale"), key=lambda run: run["started"])}, []
-    for cpu, run in sorted(found.items()):
-        head = ["", *(column for column in run["rows"][0] if column[0].isdigit()), "exponent", "at most"]
-        text += [f"\n## {run['title'].rstrip('.')}: {cpu}, commit {run['system']['commit'][:7]}\n"]
-        text += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-        for row in run["rows"]:
-            cells = (row[name] for name in (*head[1:-2], "exponent", "goal"))
-            text += [f"| {row['what']} | {' | '.join('' if cell is None else f'{cell:,.2f}' for cell in cells)} |"]
+    text = []
+    for cpu, run in sorted(_newest("scale").items()):
+        names = [*(column for column in run["rows"][0] if column[0].isdigit()), "exponent", "goal"]
+        lines = ((row["what"], *("" if row[name] is None else f"{row[name]:,.2f}" for name in names)) for row in run["rows"])
+        text += [_heading(run["title"], cpu, run), markdown(("", *names[:-1], "at most"), lines)]
     return "\n".join(text) + "\n"
 
 
@@ -240,16 +217,21 @@ def slots() -> str:
     if not (found := _newest_rows("slots")):
         return ""
     columns = {"limit, GiB": ".2f", "slots, GiB": ".2f", "a token, s": ".3f", READS: ".2f", "hits": ".1%", "prompt, s": ".1f"}
-    lines = [f"\n## {[*found.values()][-1][2].rstrip('.')}\n", f"| CPU |  | {' | '.join(columns)} | commit |"]
-    lines.append("|---" * (len(columns) + 3) + "|")
+    lines = []
     for (cpu, what), (row, commit, _) in sorted(found.items(), key=lambda each: (each[0][0], _natural(each[0][1]))):
         if row.get("a token, s"):
             row = row | {READS: row["MB read a token"] / row["a token, s"] / 1e3}
         cells = ["" if row.get(name) is None else format(row[name], how) for name, how in columns.items()]
         if row.get("a token, s") is None:
             cells[2] = row["told"]
-        lines.append(f"| {' | '.join((cpu, what, *cells, commit))} |")
-    return "\n".join(lines) + "\n"
+        lines.append((cpu, what, *cells, commit))
+    return f"{_heading([*found.values()][-1][2])}\n{markdown(('CPU', '', *columns, 'commit'), lines)}\n"
+
+
+def _heading(title: str, cpu: str = "", run: dict | None = None) -> str:
+    """Of a benchmark, or of its ``run`` on a CPU."""
+    of = f": {cpu}, commit {run['system']['commit'][:7]}" if run else ""
+    return f"\n## {title.rstrip('.')}{of}\n"
 
 
 def _kl(row) -> tuple[str, str]:
@@ -271,8 +253,8 @@ def summary() -> str:
         for case, told in (("decode", "decode"), ("prefill of 512", "a prompt of 512")):
             ranges = (found.get((cpu, case, way)) for way in COLUMNS.values())
             cells = ("{:.2f} to {:.2f}".format(*ends) if ends else "" for ends in ranges)
-            rows.append(f"| {' | '.join((cpu, told, *cells))} |")
-    return "\n".join([f"| {' | '.join(('', '', *COLUMNS))} |", "|---" * (len(COLUMNS) + 2) + "|", *rows])
+            rows.append((cpu, told, *cells))
+    return markdown(("", "", *COLUMNS), rows)
 
 
 def _ranges() -> dict[tuple[str, str, str], tuple[float, float]]:
@@ -307,7 +289,7 @@ def under_transformers() -> str:
     """A heading and the tables of benchmarks/hf.py, newest on each CPU, and the reasons of what misses its goal."""
     text, profiles = [], _newest("parts")
     for cpu, run in sorted(_peers().items()):
-        text += [f"\n## {run['title'].rstrip('.')}: {cpu}, commit {run['system']['commit'][:7]}\n", hf.markdown(run["rows"])]
+        text += [_heading(run["title"], cpu, run), hf.by_model(run["rows"])]
         profile = profiles.get(cpu, {})
         if told := hf.reasons(run["rows"], profile):
             of = f" (profile of commit {profile['system']['commit'][:7]})" if profile else ""

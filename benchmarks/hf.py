@@ -17,7 +17,7 @@ from benchmarks.decode import masked
 from kit.gguf.trained import TRAINED
 from kit.lab.explaining import peers
 from kit.lab.predicting.divergence import window_of
-from kit.lab.tables import number
+from kit.lab.tables import markdown, number
 
 ENGINES = {  # engine -> its row in tables
     "transformers": "transformers, `gguf_file=` (float32)",
@@ -74,7 +74,7 @@ def summary(rows: list[dict], cpu: str) -> str:
     """The table of one run: a row per way, a figure per model."""
     found = {(row["model"], row["engine"]): row for row in rows if not row["reason"]}
     models = dict.fromkeys(row["model"] for row in rows)
-    table = [(f"{', '.join(models)} ({cpu})", *COLUMNS)]
+    table = []
     for engine, name in ENGINES.items():
         cells = []
         for figure, written, _ in COLUMNS.values():
@@ -82,7 +82,7 @@ def summary(rows: list[dict], cpu: str) -> str:
             values = (figure(row, theirs) if row and theirs else np.nan for row, theirs in pairs)
             cells.append(", ".join(f"{value:{written}}" for value in values).replace("nan", "–"))
         table.append((name, *cells))
-    return _table(table)
+    return markdown((f"{', '.join(models)} ({cpu})", *COLUMNS), table)
 
 
 SPEEDS = {  # of COLUMNS, those of a speed: (way of benchmarks/parts.py, tokens of its pass, the speed's name in a row)
@@ -130,14 +130,14 @@ def by_part(profile: dict, model: str, way: str) -> str:
     return ", ".join(told) or "not profiled"
 
 
-def markdown(rows: list[dict], note: str = "") -> str:
+def by_model(rows: list[dict], note: str = "") -> str:
     """Tables of one run's rows, one a model."""
     return "\n\n".join(_whole(f"{model}{note}", list(group)) for model, group in groupby(rows, lambda row: row["model"]))
 
 
 def _whole(title, rows) -> str:
-    head = title, "KL to float32, nats", "same next token", "imports", "then opens in", "resident", "of it imports"
-    table = [(*head, "the file's pages", "prefill", "decode", "of transformers", "of llama.cpp")]
+    table, head = [], (title, "KL to float32, nats", "same next token", "imports", "then opens in", "resident", "of it imports",
+                   "the file's pages", "prefill", "decode", "of transformers", "of llama.cpp")  # fmt: skip
     for row in rows:
         if row["reason"]:
             table.append((ENGINES[row["engine"]], row["reason"], *[""] * 10))
@@ -147,9 +147,4 @@ def _whole(title, rows) -> str:
         cells += f"{row['imports']:.1f} s", f"{row['load']:.1f} s", *(f"{n / 1e6:.0f} MB" for n in sizes)
         speeds = f"{row['prefill']:.0f} tok/s", f"{row['speed']:.1f} tok/s"
         table.append((*cells, *speeds, f"{row['of transformers']:.2f}", f"{row['of llama.cpp']:.2f}"))
-    return _table(table)
-
-
-def _table(rows) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in rows]
-    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+    return markdown(head, table)

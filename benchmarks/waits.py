@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from kit.lab.tables import markdown
 from kit.system.paths import ROOT, models_folder
 
 _HERE = f"make BIN={Path(sys.executable).parent} -o .venv/.installed -o .venv/.notebooks"  # the environment as it is
@@ -84,12 +85,11 @@ def medians(runs: list[dict]) -> dict[str, float]:
 
 def summary(runs: list[dict]) -> str:
     """The table of benchmarks/README.md: of each row all samples at its newest commit, bold where their median misses."""
-    columns = ("in a fresh clone, nothing compiled", "wanted, s", "median, s", "samples, s", "CPU, s", "commit")
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines = []
     for what, found in _newest(runs).items():
         wanted, seconds, cpu = (pd.to_numeric(found[name]) for name in ("wanted", "seconds", "cpu"))
         median = f"{seconds.median():.1f}"
         cells = f"{wanted.iloc[-1]:.0f}".replace("nan", ""), f"**{median}**" if seconds.median() > wanted.iloc[-1] else median
         cells += ", ".join(f"{sample:.1f}" for sample in seconds), f"{cpu.median():.0f}", found["commit"].iloc[-1]
-        lines.append(f"| {' | '.join((what, *cells))} |")
-    return "\n".join(lines)
+        lines.append((what, *cells))
+    return markdown(("in a fresh clone, nothing compiled", "wanted, s", "median, s", "samples, s", "CPU, s", "commit"), lines)

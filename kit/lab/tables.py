@@ -46,6 +46,13 @@ def paste(summary: str, text: str):
     return HTML(f'<details class="more">{folded}</details>')
 
 
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table of Markdown, each cell a text."""
+    top = [*head]
+    first, *lines = (f"| {' | '.join(cells)} |" for cells in (top, *rows))
+    return "\n".join([first, "|---" * len(top) + "|", *lines])
+
+
 def number(value) -> str:
     """A cell as text: numbers as 0.000123, 0.95, 39.1 or 1,234, booleans as yes or no."""
     if pd.api.types.is_bool(value):

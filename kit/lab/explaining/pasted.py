@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from kit import __version__
+from kit.lab import tables
 from kit.lab.explaining import answer_table
 from kit.lab.explaining.causes import DECODE
 from kit.units import format_bytes, format_seconds
@@ -91,12 +92,11 @@ def _causes(record: dict) -> str:
 def _threads(swept: dict) -> str:
     tests = {kind: each for kind, each in swept.items() if kind != "label"}
     counts = sorted({row["threads"] for each in tests.values() for row in each["rows"]})
-    lines = [f"| threads of `{_cell(swept['label'])}` | " + " | ".join(map(str, counts)) + " | best |"]
-    lines.append("|---" * (len(counts) + 2) + "|")
+    lines = []
     for kind, each in tests.items():
         speeds = {row["threads"]: f"{row['tokens_per_second']:.4g}" for row in each["rows"]}
-        lines.append(f"| {kind}, t/s | " + " | ".join(speeds.get(count, "") for count in counts) + f" | {each['best']} |")
-    return "\n".join(lines)
+        lines.append([f"{kind}, t/s", *(speeds.get(count, "") for count in counts), str(each["best"])])
+    return tables.markdown([f"threads of `{_cell(swept['label'])}`", *map(str, counts), "best"], lines)
 
 
 def _machine(data: dict) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from kit.errors import ReportError
 from kit.lab.explaining.causes import DECODE
 from kit.lab.measuring.state import BUSY
+from kit.lab.tables import markdown
 from kit.system.files import replacing
 from kit.units import printable
 
@@ -102,9 +103,8 @@ def page(folder: Path) -> str:
     made = rows(folder)
     if not made:
         return f"{_HEAD}\nNo machine yet.\n"
-    lines = ["| " + " | ".join(_COLUMNS) + " |", "|---" * len(_COLUMNS) + "|"]
-    lines += ["| " + " | ".join(printable(row[name]).replace("|", "\\|") for name in _COLUMNS) + " |" for row in made]
-    return f"{_HEAD}\n" + "\n".join(lines) + "\n"
+    lines = ([printable(row[name]).replace("|", "\\|") for name in _COLUMNS] for row in made)
+    return f"{_HEAD}\n{markdown(_COLUMNS, lines)}\n"
 
 
 def write(folder: Path) -> Path:
