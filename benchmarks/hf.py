@@ -130,9 +130,9 @@ def by_part(profile: dict, model: str, way: str) -> str:
     return ", ".join(told) or "not profiled"
 
 
-def by_model(rows: list[dict], note: str = "") -> str:
+def by_model(rows: list[dict]) -> str:
     """Tables of one run's rows, one a model."""
-    return "\n\n".join(_whole(f"{model}{note}", list(group)) for model, group in groupby(rows, lambda row: row["model"]))
+    return "\n\n".join(_whole(model, list(group)) for model, group in groupby(rows, lambda row: row["model"]))
 
 
 def _whole(title, rows) -> str:

@@ -53,7 +53,8 @@ def test_only_layers_with_a_window_end_at_it(granite):
         layer._replace(mixer=replace(layer.mixer, window=n)) for layer, n in zip(granite.layers, (16, 0), strict=False)
     )
     config = replace(granite, layers=(local, everywhere) * 20)
-    for count in (costs.attention_flops, costs.kv_bytes):
+    kv_bytes = lambda config, context, layer: config.layers[layer].mixer.memory.read(context, 4)  # noqa: E731
+    for count in (costs.attention_flops, kv_bytes):
         assert [count(config, context, layer) * 25 for context in (10, 100) for layer in (0, 1)] == [
             share * count(granite, 100) for share in (2.5, 2.5, 4, 25)
         ]
@@ -107,7 +108,7 @@ def test_a_latent_is_less_to_keep_and_both_ways_give_what_loops_give(tmp_path):
             assert np.allclose(ran[way](*ran["held"])[head], right, atol=1e-5)
     latents, config = ran["latents"], ran["config"]
     assert latents.loc["latent, absorbed", "bytes per position"] == 4 * ran["depth"] * (512 + 64)
-    assert latents["bytes per position"].iloc[0] == ran["depth"] * costs.kv_bytes(config, 1)
+    assert latents["bytes per position"].iloc[0] == ran["depth"] * config.layers[0].mixer.memory.read(1, 4)
     assert latents["FLOPs per token"].iloc[0] == ran["depth"] * costs.attention_flops(config, ran["n"])
 
 

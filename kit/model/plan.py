@@ -50,7 +50,7 @@ class Plan(Ops):
         self._vectors, self._biases = {}, {}  # by name; where an expert's begins -> (place, memory and bytes of expert 0)
         self._ngrams: list = []  # of a layer with a table of n-grams: (its numbers, last tokens, steps, blocks)
         self._hashed: list = []  # of a layer with a table of experts: (its number, network, blocks)
-        self._embedded: dict = {}  # step -> the blocks of which it takes a token's row
+        self._embedded: dict = {}  # step -> the blocks of which it takes a token's row, and the token's place
         self._mixtures, self._uses = [], []  # what kit.model.parts needs to know of each layer's experts
         self._logits = forward(self, self.config, slice(None))
         self._cache = None
@@ -62,7 +62,7 @@ class Plan(Ops):
 
     def step(self, token: int, position: int) -> torch.Tensor:
         """Logits (1, vocabulary) after ``token``, whose keys and values are written to ``position`` of the cache."""
-        for step, blocks in self._embedded.items():
+        for step, (blocks, _) in self._embedded.items():
             self.program.set([step], blocks=blocks[token])
         for ngrams, state, steps, blocks in self._ngrams:
             before = (state.long() - 1).tolist()
@@ -135,8 +135,9 @@ class Plan(Ops):
 
     def embed(self, name, factor):
         info, first, blocks = self.weights.info(name), self.begin(), self.weights.blocks(name)
-        x = self.new(1, info.shape[1])
-        self._embedded[self.do("dequantize", blocks[:1], FORMATS[info.qtype], x)] = blocks
+        x = self.new(self.tokens, info.shape[1])
+        for n in range(self.tokens):
+            self._embedded[self.do("dequantize", blocks[:1], FORMATS[info.qtype], x[n : n + 1])] = blocks, n
         if factor != 1:
             self.scale(x, factor)
         self.end("embed", first, name, nbytes=x.nbytes)

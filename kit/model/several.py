@@ -9,7 +9,6 @@ from what the layer saw, which the pass left in its place.
 import torch
 
 from kit.cpu.linear import Activations
-from kit.gguf.formats import FORMATS
 from kit.gguf.names import blocks_of, find_tensor, layer_of
 from kit.model.forward import matrices, scaled
 from kit.model.plan import Plan, obstacle
@@ -78,16 +77,6 @@ class PlanOfSeveral(Plan):
 
     def _activations(self, x):
         return Activations(x, recorded=True, alike=not PRODUCTS[self._how].exact)
-
-    def embed(self, name, factor):
-        info, first, blocks = self.weights.info(name), self.begin(), self.weights.blocks(name)
-        x = self.new(self.tokens, info.shape[1])
-        for n in range(self.tokens):
-            self._embedded[self.do("dequantize", blocks[:1], FORMATS[info.qtype], x[n : n + 1])] = blocks, n
-        if factor != 1:
-            self.scale(x, factor)
-        self.end("embed", first, name, nbytes=x.nbytes)
-        return x
 
     def normed(self, x, weight, bias):
         return super().normed(self._whole(x), weight, bias)

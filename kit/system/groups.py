@@ -66,16 +66,7 @@ def memory(process: int | str = "self") -> list[tuple[int, int]]:
     Free is what is not in use, and the pages of files, which the kernel drops before it kills: a mapped model that was read
     twice is active, and is dropped as well.
     """
-    limits = []
-    for version, folder in own("memory", process):
-        files = MEMORY[version]
-        limit = min(_numbers(text_of(folder / name) for name in files.limits), default=None)
-        if limit is not None:
-            stat = dict(line.split()[:2] for line in text_of(folder / "memory.stat").splitlines() if " " in line)
-            used = sum(_numbers([text_of(folder / files.use)]))
-            dropped = sum(_numbers(stat.get(row, "") for row in files.pages))
-            limits.append((limit, max(0, limit - max(0, used - dropped))))
-    return limits
+    return [(limit, max(0, limit - max(0, used - pages))) for limit, used, pages in _limited(process)]
 
 
 def use(process: int | str = "self") -> tuple[int, int, int] | None:
@@ -83,15 +74,18 @@ def use(process: int | str = "self") -> tuple[int, int, int] | None:
 
     All pages of files may be dropped, also the active ones: they are read again when they are needed.
     """
-    found = []
+    return min(_limited(process), default=None)
+
+
+def _limited(process: int | str) -> Iterator[tuple[int, int, int]]:
+    """(limit, bytes in use, those of them that are pages of files) of each group of a process that has a limit of memory."""
     for version, folder in own("memory", process):
         files = MEMORY[version]
         limit = min(_numbers(text_of(folder / name) for name in files.limits), default=None)
         if limit is not None:
             stat = dict(line.split()[:2] for line in text_of(folder / "memory.stat").splitlines() if " " in line)
             pages = sum(_numbers(stat.get(row, "") for row in files.pages))
-            found.append((limit, sum(_numbers([text_of(folder / files.use)])), pages))
-    return min(found, default=None)
+            yield limit, sum(_numbers([text_of(folder / files.use)])), pages
 
 
 def cores(process: int | str = "self") -> list[int]:

@@ -20,6 +20,7 @@ from kit.lab.commands import reproduce as reproducing
 from kit.lab.commands.cli import main
 from kit.lab.report import planning, runner, sources
 from kit.lab.report import run as runs
+from kit.system.files import write_whole
 
 from conftest import PARAMETERS, known_machine, reproduce, wait_until_gone  # isort: skip
 
@@ -101,11 +102,11 @@ def test_an_output_folder_that_cannot_be_made_is_one_error(notebooks, tmp_path):
 
 def test_a_full_disk_is_one_error_and_the_old_state_survives(tmp_path, monkeypatch):
     path = tmp_path / "run.json"
-    runs.write_atomically(path, "old")
+    write_whole(path, "old")
     full = OSError(28, "No space left on device")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(full))
     with pytest.raises(ReportError, match=r"run\.json: cannot be written: No space left on device; free some space"):
-        runs.write_atomically(path, "new")
+        write_whole(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -21,7 +21,7 @@ from kit.lab.measuring.gpu import Limits, synchronize
 from kit.lab.on_device.device_kvcache import KV_DTYPES
 from kit.lab.on_device.device_weights import DeviceWeights
 from kit.lab.on_device.on_gpu import DeviceTransformer
-from kit.lab.predicting.attention import attention_flops, kv_bytes
+from kit.lab.predicting.attention import attention_flops
 from kit.model.config import Config
 from kit.model.hyperparameters import read_config
 from kit.system import memory_available
@@ -78,7 +78,7 @@ def speeds(file, samples: int, contexts=CONTEXTS, kinds=tuple(KV_DTYPES)) -> pd.
     blocks, elements, rows = blocks_read(file), bytes_used(uses_of(file), 1), []
     for context, kv in product((n for n in contexts if n < config.context), kinds):
         flops = 2 * elements + sum(attention_flops(config, context, layer) for layer in range(len(config.layers)))
-        read = blocks + sum(kv_bytes(config, context, layer, KV_DTYPES[kv].itemsize) for layer in range(len(config.layers)))
+        read = blocks + sum(layer.mixer.memory.read(context, KV_DTYPES[kv].itemsize) for layer in config.layers)
         need, have = kv_room(config, context + 1, kv), _SHARE * free_bytes()
         missing = f"{format_bytes(need)} of keys and values, {format_bytes(have)} to have" if need > have else ""
         taken = [] if missing else _tokens(weights, context, kv, samples)

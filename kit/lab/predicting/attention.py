@@ -23,11 +23,6 @@ def attention_flops(config: Config, context: int, layer: int = 0) -> int:
     return 4 * mixer.heads * mixer.head_dim * mixer.memory.seen(context)
 
 
-def kv_bytes(config: Config, context: int, layer: int = 0, width: int = 4) -> int:
-    """Bytes of one layer's keys and values (or latents) to which one token attends, ``width`` bytes per number."""
-    return config.layers[layer].mixer.memory.read(context, width)
-
-
 class DecodeStep:
     """A token after ``positions`` positions with random keys and values; can be run repeatedly.
 

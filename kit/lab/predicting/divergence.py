@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from kit.lab.measuring.intervals import error_of_mean
 from kit.lab.predicting import perplexity
 from kit.lab.progress import steps
 
@@ -85,8 +86,8 @@ def _each(truth, logits, targets) -> torch.Tensor:
 def _columns(right, ours, divergence, same) -> dict[str, float]:
     value, ratio = perplexity.power(ours.mean()), perplexity.power((ours - right).mean())
     return {
-        "perplexity": value, "perplexity_error": value * perplexity.standard_error(ours),
-        "ratio": ratio, "ratio_error": ratio * perplexity.standard_error(ours - right),
-        "kl": float(divergence.mean()), "kl_error": perplexity.standard_error(divergence),
+        "perplexity": value, "perplexity_error": value * error_of_mean(ours),
+        "ratio": ratio, "ratio_error": ratio * error_of_mean(ours - right),
+        "kl": float(divergence.mean()), "kl_error": error_of_mean(divergence),
         "same": float(same.mean()), "tokens": len(ours),
     }  # fmt: skip

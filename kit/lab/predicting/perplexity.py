@@ -38,7 +38,7 @@ class Perplexity:
     @property
     def error(self) -> float:
         """Standard error of ``value``, with tokens assumed independent."""
-        return self.value * standard_error(self.surprisal)
+        return self.value * error_of_mean(self.surprisal)
 
 
 class Through:
@@ -60,12 +60,6 @@ class Through:
 def power(nats: float) -> float:
     """e to the power of ``nats``; infinity where no float64 holds it."""
     return math.exp(nats) if not nats > 709 else math.inf
-
-
-def standard_error(samples: np.ndarray) -> float:
-    """Standard error of the mean of ``samples`` of a text in its order, whose neighbors depend on each other; NaN for fewer
-    than two."""
-    return error_of_mean(samples)
 
 
 def english() -> str:

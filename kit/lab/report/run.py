@@ -110,7 +110,7 @@ class Run:
     def save(self) -> None:
         """Replace run.json; ReportError when the folder cannot be written (no rights, full disk)."""
         state = {key: value for key, value in asdict(self).items() if key not in ("folder", "busy_before")}
-        write_atomically(self.folder / STATE, json.dumps({"schema_version": 1, **state}, indent=1) + "\n")
+        write_whole(self.folder / STATE, json.dumps({"schema_version": 1, **state}, indent=1) + "\n")
 
 
 def load(folder: Path) -> Run:
@@ -184,11 +184,6 @@ def read_notebook(path: Path):
         return nbformat.read(path, as_version=4)
     except (ValueError, nbformat.ValidationError, AttributeError) as error:
         raise ReportError(f"{path}: not a notebook ({str(error).splitlines()[0]})") from None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` in one step, or leave it as it was; ReportError says why (no rights, full disk) and what to do."""
-    write_whole(path, text)
 
 
 def now() -> str:

@@ -16,7 +16,7 @@ from kit.lab.claims.records import Record
 from kit.lab.claims.table import WORDS, Claim
 from kit.lab.measuring.machine import LIMITS
 from kit.lab.report.content import visible
-from kit.lab.report.run import write_atomically
+from kit.system.files import write_whole
 
 MARGIN = 0.06  # of the width of a picture of a verdict, left free on both sides
 
@@ -58,7 +58,7 @@ def _policy() -> str:
 
 def write(path: Path, template: str, **context) -> Path:
     """Replace the page at ``path``. Text in the context is escaped, except what a template marks as safe."""
-    write_atomically(path, _environment().get_template(template).render(**context))
+    write_whole(path, _environment().get_template(template).render(**context))
     return path
 
 
