@@ -33,8 +33,8 @@ def test_the_latest_quiet_value_of_a_key_is_its_value(store):
     later = store.add(replace(ONE, samples=(0.043,)))
     busy = store.add(replace(ONE, samples=(0.9,), others=1.5))
     assert store.known("blocks", "f", "s") == later and later.told == "43.0 ms (measured once)"
-    for other in ({"way": "w"}, {"file": "g"}, {"settings": "t"}, {"unit": "GB/s"}):
-        assert store.known(**{"way": "blocks", "file": "f", "settings": "s"} | other) is None
+    for other in ({"way": "w"}, {"file": "g"}, {"key": "t"}, {"unit": "GB/s"}):
+        assert store.known(**{"way": "blocks", "file": "f", "key": "s"} | other) is None
     store.add(replace(ONE, machine="another"))
     assert store.known("blocks", "f", "s") == later, "another machine's values are none of this one's"
     alone = Readings(store.path.with_name("busy"))

@@ -24,7 +24,8 @@ def model(tmp_path, monkeypatch):
 
 
 def measured(monkeypatch, file, rows, exact=0.05, rounded=0.04, others=0.0):
-    """Qualities and speeds as explain and page 07 keep them."""
+    """Qualities and speeds as explain and page 07 keep them, whose processes set torch's variables, as commands do."""
+    kit.tune_torch()
     monkeypatch.setattr(quality, "kept", lambda file: rows)
     for way, seconds in ((BLOCKS, exact), (BLOCK_WAYS[1], 0.045), (BLOCK_WAYS[-1], rounded)):
         row = measurements.Reading(

@@ -102,9 +102,9 @@ def test_the_speeds_of_a_run_are_in_its_store_and_the_shared_one(path, tmp_path,
     with kit.open(path) as file:
         digest = measurements.digest_of(file)
     for store in measurements.of_run(tmp_path), measurements.shared():
-        found = store.known(BLOCKS.label, digest, measurements.settings())
+        found = store.known(BLOCKS.label, digest)
         assert found.samples == (0.05, 0.05) and found.by == "07"
-        assert store.known(peers.PEER, digest, measurements.settings()).median == 1 / 20
+        assert store.known(peers.PEER, digest).median == 1 / 20
 
 
 def burn(seconds):
@@ -205,5 +205,5 @@ def test_a_burner_beside_kit_explain_leaves_llama_cpp_out(path, tmp_path, monkey
             burner.kill()
     assert asked == ["kit", "kit, int8 activations"]
     assert {row.busy for row in study.engines.values()} == {True} and there is None
-    kept = study.store.known(BLOCKS.label, digest, measurements.settings())
+    kept = study.store.known(BLOCKS.label, digest)
     assert kept is None, "no other page reads what a busy machine gave"

@@ -69,9 +69,9 @@ def _speeds(study: Study, seconds: float) -> dict[str, measurements.Reading]:
     """Engine -> its seconds per token of a prompt; none of a file whose prompt takes longer than _SECONDS, at the limit."""
     if not study.runs or seconds > _SECONDS:
         return {}
-    digest, settings = measurements.digest_of(study.file), measurements.settings()
+    digest = measurements.digest_of(study.file)
     ways = {name: f"a prompt of {TOKENS}, {name}" for name in _ENGINES}
-    known = {name: study.store.known(way, digest, settings) for name, way in ways.items()}
+    known = {name: study.store.known(way, digest) for name, way in ways.items()}
     if missing := [name for name, row in known.items() if row is None or study.again]:
         study.say(f"measuring a prompt of {TOKENS} tokens: {', '.join(missing)}")
         for name, series in _in_turn(missing, study.file.path, rounds=3 if seconds < _QUICK else 1).items():

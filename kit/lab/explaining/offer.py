@@ -3,7 +3,7 @@
 from kit.errors import KitError
 from kit.lab.engines.table import PROGRAM
 from kit.lab.measuring.busy import apart
-from kit.lab.measuring.measurements import Readings, digest_of, settings, shared
+from kit.lab.measuring.measurements import digest_of, shared
 from kit.lab.predicting import quality
 from kit.lab.predicting.losses import format_kl
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS
@@ -11,7 +11,7 @@ from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS
 _NEAR, _WORTH = 1.1, 1.05  # times llama.cpp's KL at most, besides the errors of both; times as fast at least
 
 
-def faster(file, store: Readings | None = None) -> str:
+def faster(file) -> str:
     """A sentence about the way that rounds most for an open file, or else about the next one, from the store of measurements
     and the qualities that were kept; "" where `kit explain` or page 07 did not measure them all, or nothing gains."""
     try:
@@ -19,10 +19,10 @@ def faster(file, store: Readings | None = None) -> str:
     except KitError:  # no tokenizer or pass of the kit: no quality either
         return ""
     theirs = next((row for name, row in losses.items() if name.startswith(PROGRAM)), None)
-    digest, store = digest_of(file), shared() if store is None else store
-    exact = store.known(BLOCKS.label, digest, settings())
+    digest, store = digest_of(file), shared()
+    exact = store.known(BLOCKS.label, digest)
     for way in BLOCK_WAYS[:0:-1]:  # the one that rounds most first
-        ours, taken = losses.get(way.precision), store.known(way.label, digest, settings())
+        ours, taken = losses.get(way.precision), store.known(way.label, digest)
         if not exact or not taken or not ours or exact.median < _WORTH * taken.median or not apart(taken.spread, exact.spread):
             continue
         if theirs and ours["kl"] <= _NEAR * theirs["kl"] + ours["kl_error"] + theirs["kl_error"]:

@@ -16,13 +16,16 @@ from kit.errors import KitError, KitWarning
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.engines.processes import ENGINES, Process
 from kit.lab.engines.table import BUSY_TOLD, COMPARED, EXACT, OURS, PEER, ROUNDED
-from kit.lab.measuring import minutes, state
+from kit.lab.measuring import measurements, minutes, state
 from kit.lab.measuring.conditions import build
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.measuring.machine import library_version, machine_id
 from kit.lab.measuring.minutes import PAGES
 from kit.lab.measuring.pages import views
+from kit.lab.predicting import quality
+from kit.lab.predicting.divergence import tokens_for
 from kit.lab.predicting.losses import format_kl
+from kit.model.tokenizer import tokenizer_of
 from kit.system.files import write_whole
 from kit.units import format_bytes, format_rate, format_seconds
 
@@ -111,8 +114,6 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
 
 def _lost(path, names, tokens: int, environment) -> dict[str, dict[str, float]]:
     """The columns of kit.lab.predicting.quality for each engine, whose logits of a text of so many ``tokens`` are compared."""
-    from kit.lab.predicting import quality  # here, because the engines' processes import this module and no torch
-
     with kit.open(path) as file, ExitStack() as stack:
         others = {}
         for name in (name for name in names if name not in _PRECISION):
@@ -154,8 +155,6 @@ def of_run(lab, path) -> pd.DataFrame:
     """The engines of a run next to each other on one file, and what each loses to float32 where the weights are trained ones:
     measured by the first notebook that asks, and read from the run's peers.json by the others, so that their figures agree.
     Its key is that of the store of measurements: file, machine and settings. The speeds are added to the run's store."""
-    from kit.lab.measuring import measurements
-
     with kit.open(path) as file:
         key = {"file": Path(path).name, "digest": measurements.digest_of(file), "settings": measurements.settings()}
     key["machine"] = machine_id()
@@ -182,8 +181,6 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
 def compare_file(path, text: bool, rounds: int = 5, engines=None) -> pd.DataFrame:
     """``compare`` for ``engines`` (None: all that are installed), by as many tokens as a few seconds allow; ``text``: with
     quality."""
-    from kit.lab.predicting.divergence import tokens_for
-
     with kit.open(path) as file:
         weights, nbytes = (sum(getattr(info, what) for info in file.tensors.values()) for what in ("elements", "nbytes"))
         prompt = prompt_of(file)
@@ -194,8 +191,6 @@ def compare_file(path, text: bool, rounds: int = 5, engines=None) -> pd.DataFram
 
 def prompt_of(file) -> list[int]:
     """Token ids of an English sentence's beginning, or four ids where the file has no tokenizer that the kit knows."""
-    from kit.model.tokenizer import tokenizer_of
-
     try:
         return tokenizer_of(file).encode(_PROMPT)
     except KitError:
@@ -205,8 +200,6 @@ def prompt_of(file) -> list[int]:
 def note(rows: dict[str, dict], digest: str, by: str, store) -> None:
     """Add the speeds of ``compare`` to a store of measurements and the shared one, in seconds per token of the file with this
     ``digest``."""
-    from kit.lab.measuring import measurements
-
     ran = {name: row for name, row in rows.items() if isinstance(row.get("samples"), list)}
     for name, row in ran.items():
         measurements.note(store, _label(name), digest, [1 / speed for speed in row["samples"]], row["others"], by)
@@ -217,9 +210,7 @@ def note(rows: dict[str, dict], digest: str, by: str, store) -> None:
 def in_turn(file, store, engines: dict, nbytes: float) -> minutes.Minutes | None:
     """The limit of the minutes in which ``engines`` (of ``readings``) ran an open file of which a token reads ``nbytes``; None
     where its pages were not read in the same rounds."""
-    from kit.lab.measuring import measurements
-
-    pages = store.known(PAGES, measurements.digest_of(file), measurements.settings(), "GB/s", busy=True)
+    pages = store.known(PAGES, measurements.digest_of(file), unit="GB/s", busy=True)
     seconds = {name: row.samples for name, row in engines.items() if pages and len(row.samples) == len(pages.samples)}
     return minutes.Minutes(nbytes, pages.samples, seconds) if seconds else None
 
@@ -232,15 +223,13 @@ def _label(engine: str) -> str:
 def readings(file, by: str, store, again: bool = False) -> dict:
     """Engine -> its Reading on an open file: those that ``store`` has of all engines, else measured now, added to it and to the
     shared store. ``again``: measured in any case."""
-    from kit.lab.measuring import measurements
-
     digest, engines = measurements.digest_of(file), installed()
 
     def known(busy=False):
-        asked = {name: store.known(_label(name), digest, measurements.settings(), busy=busy) for name in engines}
+        asked = {name: store.known(_label(name), digest, busy=busy) for name in engines}
         return {name: row for name, row in asked.items() if row}
 
-    paged = store.known(PAGES, digest, measurements.settings(), "GB/s", busy=True) or views(file) is None
+    paged = store.known(PAGES, digest, unit="GB/s", busy=True) or views(file) is None
     if again or not paged or len(known()) < len(engines) - 1:  # one may be unable to open the file
         if state.settle(state.patience(_PATIENCE)):  # a peer that spins starves: no comparison
             engines = [name for name in engines if name in OURS]

@@ -115,7 +115,7 @@ def of_run(paths: Sequence[Path], lab, file) -> pd.DataFrame:
         if (row.digest, row.machine, row.settings) != here:
             table.iloc[number, column("other")] = f"another measurement than this page's{f', of {row.at}' * bool(row.at)}"
             continue
-        if reading := store.known(way.label, digest, here[-1], busy=True):
+        if reading := store.known(way.label, digest, busy=True):
             saved = replace(reading, samples=tuple(1 / speed for speed in table["samples"].iloc[number]))
             if saved.disagrees(reading):  # its rows are comparable with each other, not with the page's
                 times = reading.median / saved.median

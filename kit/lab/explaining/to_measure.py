@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kit.lab.engines.table import OURS
 from kit.lab.explaining.measured_ways import Measured, measure, measure_apart
-from kit.lab.measuring.measurements import Readings, digest_of, once, settings
+from kit.lab.measuring.measurements import Readings, digest_of, once
 from kit.lab.predicting.room import SCRATCH
 from kit.lab.predicting.ways import BLOCK_WAYS, Prediction, Way
 from kit.system import memory_available, memory_limit
@@ -68,7 +68,7 @@ def in_store(measured: dict[Way, Measured], file, store: Readings, by: str) -> d
     ``store`` keeps for the other pages."""
     digest, told = digest_of(file), {}
     for way, one in measured.items():
-        known = store.known(way.label, digest, settings(), busy=True)
+        known = store.known(way.label, digest, busy=True)
         again = known is not None and known.by == by and way not in ENGINE_WAYS.values()
         taken = one.samples, one.others
         reading = once(store, way.label, digest, lambda taken=taken: taken, by, busy=True, again=again)
@@ -80,7 +80,7 @@ def earlier(study) -> dict[Way, Measured]:
     """The ways of a study's file that another page of its run measured, from the run's store."""
     digest, taken = digest_of(study.file), {}
     for way in (each.way for each in study.predictions):
-        reading = study.store.known(_label(study, way), digest, settings(), busy=True)
+        reading = study.store.known(_label(study, way), digest, busy=True)
         if reading and reading.by != study.by:
             taken[way] = Measured(way, reading.samples, others=reading.others)
     return taken

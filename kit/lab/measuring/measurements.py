@@ -141,9 +141,10 @@ class Readings:
                 out.write(b"\n" * bool(torn) + json.dumps(asdict(reading)).encode() + b"\n")
         return reading
 
-    def known(self, way: str, file: str, settings: str = "", unit: str = "s", busy: bool = False) -> Reading | None:
-        """The latest value of this key on this machine that no other process disturbed; ``busy``: else the latest at all."""
-        asked = way, file, machine_id(), settings, unit
+    def known(self, way: str, file: str, key: str | None = None, unit: str = "s", busy: bool = False) -> Reading | None:
+        """The latest value of a way on this machine that no other process disturbed; ``busy``: else the latest at all. ``key``:
+        the settings, None: those of now."""
+        asked = way, file, machine_id(), settings() if key is None else key, unit
         rows = [row for row in self if row.key == asked and row.samples]
         quiet = [row for row in rows if not row.busy]
         return (quiet or rows * busy or [None])[-1]
@@ -193,7 +194,7 @@ def once(store: Readings, way: str, file: str, measure, by: str, busy: bool = Fa
     """The value that ``store`` has of a way, with the settings of now; else ``measure()``, (samples in seconds, cores that
     others used), which is noted. ``busy``: a value that was disturbed is taken as well. ``again``: measured in any
     case."""
-    known = None if again else store.known(way, file, settings(), busy=busy)
+    known = None if again else store.known(way, file, busy=busy)
     return known or note(store, way, file, *measure(), by)
 
 
