@@ -4,8 +4,6 @@ import re
 
 import psutil
 
-from kit.lab.predicting.remembered import by_kind
-from kit.model.layers.kind import KV_TYPES
 from kit.system import groups
 from kit.units import format_bytes
 
@@ -50,9 +48,7 @@ def told(running, error: str) -> str:
     if running.file is None:
         return "; ".join([*parts, "its file was not found, so what it needs is not known: name it with --served"])
     size = sum(info.nbytes for info in running.file.tensors.values())
-    memories = [each for kind in by_kind(running.config).values() for each in kind] if running.config else []
-    width = KV_TYPES[running.kv]
-    position = sum(memory.held(1, width) - memory.held(0) for memory in memories)
+    position = running.position_bytes
     asked, whole = running.context, running.config.context if running.config else 0
     kept = f"{format_bytes(asked * position)} for a context of {asked:,}"
     parts.append(f"the model takes {format_bytes(size)} of weights, {kept}, "

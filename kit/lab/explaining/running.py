@@ -21,7 +21,7 @@ from kit.lab.explaining.remedies import ServerFacts
 from kit.lab.measuring import measure, slices, state
 from kit.lab.predicting.remembered import by_kind
 from kit.model.hyperparameters import read_config
-from kit.model.layers.kind import KV_TYPES
+from kit.model.layers.kind import KV_TYPES, Memory
 from kit.model.tokenizer import tokenizer_of
 from kit.units import format_seconds
 
@@ -83,6 +83,17 @@ class Running:
             return None
 
     @cached_property
+    def memories(self) -> list[Memory]:
+        """What each layer keeps; [] for a file that kit does not know."""
+        return [each for kind in by_kind(self.config).values() for each in kind] if self.config else []
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes that a further position takes in the caches."""
+        width = KV_TYPES[self.kv]
+        return sum(memory.held(1, width) - memory.held(0) for memory in self.memories)
+
+    @cached_property
     def kv(self) -> str:
         """The type of the KV cache by the command, float16 where it does not say."""
         return _KV_NAMES.get(self.owner.flag(_KV_FLAGS), "float16")
@@ -103,9 +114,8 @@ class Running:
         """Bytes that a token reads after so many positions: its weights, its keys, values and states."""
         if not self.file:
             return 0.0
-        memories = [each for kind in by_kind(self.config).values() for each in kind] if self.config else []
         width = KV_TYPES[self.kv]
-        kept = sum(memory.read(positions, width) + memory.written(width) for memory in memories)
+        kept = sum(memory.read(positions, width) + memory.written(width) for memory in self.memories)
         return bytes_used(uses_of(self.file)) + kept
 
     def least(self, positions: int) -> float:
@@ -122,11 +132,10 @@ class Running:
         """What evidence and remedies are made of."""
         name = self.server.name
         size = self.owner.file.stat().st_size if self.owner.file else 0
-        memories = [each for kind in by_kind(self.config).values() for each in kind] if self.config else []
-        width = KV_TYPES[self.kv]
-        each = sum(memory.held(1, width) - memory.held(0) for memory in memories)
-        recurrent = any(memory.held(0) for memory in memories)
-        return ServerFacts(name, self.owner, self.holding, self.bytes_at(NEAR), size, self.gbps, self.context, each, recurrent)
+        recurrent = any(memory.held(0) for memory in self.memories)
+        return ServerFacts(
+            name, self.owner, self.holding, self.bytes_at(NEAR), size, self.gbps, self.context, self.position_bytes, recurrent
+        )
 
     # ---- requests
 
