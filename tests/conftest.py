@@ -29,7 +29,7 @@ settings.load_profile(os.environ.get("KIT_EXAMPLES", "quick"))
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "kernels"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a background job; tests send it to what they start
     signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ.setdefault("KIT_PATIENCE", "0")  # the other half of the tests keeps the machine busy
+os.environ["KIT_PATIENCE"] = "0"  # the other half of the tests keeps the machine busy
 
 
 def pytest_runtest_logfinish():
@@ -57,6 +57,24 @@ def close_figures():
 def own_measurements(monkeypatch, tmp_path_factory, request):
     """Each test has a store of measurements of its own (kit.lab.measuring.measurements), which is made at the first write."""
     monkeypatch.setenv("KIT_MEASURED", str(tmp_path_factory.getbasetemp() / f"measured-{abs(hash(request.node.nodeid))}"))
+
+
+@pytest.fixture
+def invented_machine(monkeypatch):
+    """Runs of notebooks are on a machine that nobody has."""
+    from invented import MACHINE
+
+    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
+
+
+@pytest.fixture(scope="module")
+def tiny_file(tmp_path_factory):
+    """An open tiny model in Q4_K_M."""
+    import kit
+    from kit.lab.synthetic.write import cached_model
+
+    with kit.open(cached_model("tiny-llama", mix="Q4_K_M", folder=tmp_path_factory.mktemp("models"))) as file:
+        yield file
 
 
 @pytest.fixture(scope="module")

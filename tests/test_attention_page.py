@@ -22,7 +22,6 @@ NAME, GRANITE = "04_attention", GEOMETRIES["granite-3.3-8b"]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setenv("KIT_PATIENCE", "0")
     monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
     monkeypatch.setattr(pressure, "of_run", lambda lab: curve())
 

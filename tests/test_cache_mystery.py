@@ -15,21 +15,11 @@ from invented import MACHINE
 import kit
 from kit.lab.claims.records import read
 from kit.lab.findings import faults, live, load_test, preloading
-from kit.lab.synthetic.write import cached_model
 
 NAME = "02_cache_mystery"
 
 
-@pytest.fixture(autouse=True)
-def machine(monkeypatch):
-    monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    with kit.open(cached_model("tiny-llama", mix="Q4_K_M", folder=tmp_path_factory.mktemp("models"))) as opened:
-        yield opened
+pytestmark = pytest.mark.usefixtures("invented_machine")
 
 
 def test_the_logged_preload_gives_the_logs_figure(tmp_path):
@@ -177,12 +167,12 @@ def test_the_bound_on_speed(monkeypatch):
     assert live.fastest(MACHINE, file, accesses[2:]) == pytest.approx(1 / ((6 + 10) / 20 + 10 / 10))
 
 
-def test_the_answer_does_not_depend_on_the_cache(file):
-    scan = live.one_pass(file)
+def test_the_answer_does_not_depend_on_the_cache(tiny_file):
+    scan = live.one_pass(tiny_file)
     assert scan.working_set == sum(scan.objects.values()) and len(set(scan.keys)) == len(scan)
-    runs = [live.decode(file, policy, passes=2) for policy in (kit.LRU(scan.working_set - 1), kit.HashMap())]
+    runs = [live.decode(tiny_file, policy, passes=2) for policy in (kit.LRU(scan.working_set - 1), kit.HashMap())]
     assert live.same_logits(runs)
-    table = live.table(runs, file, MACHINE)
+    table = live.table(runs, tiny_file, MACHINE)
     assert table["byte hit rate"].tolist() == [0, 1] and table.index[1] == "HashMap()"
 
 

@@ -9,7 +9,6 @@ import numba
 import numpy as np
 import pytest
 import torch
-from invented import MACHINE
 
 import kit
 from kit.cache.traces import repeated
@@ -17,21 +16,11 @@ from kit.cpu import threads
 from kit.gguf.formats import FORMATS
 from kit.lab.claims.records import read
 from kit.lab.findings import dequantizers, live, scalar
-from kit.lab.synthetic.write import cached_model
 
 NAME = "03_cache_variants"
 
 
-@pytest.fixture(autouse=True)
-def machine(monkeypatch):
-    monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    with kit.open(cached_model("tiny-llama", mix="Q4_K_M", folder=tmp_path_factory.mktemp("models"))) as opened:
-        yield opened
+pytestmark = pytest.mark.usefixtures("invented_machine")
 
 
 def judged(folder):
@@ -110,14 +99,14 @@ def test_verdicts_follow_what_was_measured(tmp_path):
     assert not {("fix-hashmap", "impossible"), ("fix-pinned", "impossible")} & found, "20 bytes are read 500 times a second"
 
 
-def test_the_stand_in_gives_the_same_weights_on_its_own_thread(file, monkeypatch):
-    right, slow, asked = kit.Weights(file, backend="reference"), dequantizers.StandIn(file), []
+def test_the_stand_in_gives_the_same_weights_on_its_own_thread(tiny_file, monkeypatch):
+    right, slow, asked = kit.Weights(tiny_file, backend="reference"), dequantizers.StandIn(tiny_file), []
     run_all = threads.run_all
     monkeypatch.setattr(threads, "run_all", lambda steps: (asked.extend(tasks for *_, tasks in steps), run_all(steps)))
-    assert all(torch.equal(slow.load(name), right.load(name)) for name in file.tensors)
+    assert all(torch.equal(slow.load(name), right.load(name)) for name in tiny_file.tensors)
     assert all(tasks < 0 for tasks in asked), "no other thread of the kit takes part"
-    matrices = [name for name, tensor in file.tensors.items() if FORMATS[tensor.qtype].name in scalar.LOOPS]
-    assert len(asked) == len(file.tensors) - len(matrices) and matrices, "loops of its own"
+    matrices = [name for name, tensor in tiny_file.tensors.items() if FORMATS[tensor.qtype].name in scalar.LOOPS]
+    assert len(asked) == len(tiny_file.tensors) - len(matrices) and matrices, "loops of its own"
 
 
 @pytest.mark.parametrize("name", scalar.LOOPS)
@@ -160,10 +149,10 @@ def assembly(function, *arguments) -> str:
     return text
 
 
-def test_the_stand_in_decodes_and_prefetches(file):
-    order, before = live.one_pass(file), threading.active_count()
+def test_the_stand_in_decodes_and_prefetches(tiny_file):
+    order, before = live.one_pass(tiny_file), threading.active_count()
     runs = [
-        live.decode(file, kit.Pinned(order.share(0.3)), passes=2, prepare=live.prefetching(order, ahead), source=source)
+        live.decode(tiny_file, kit.Pinned(order.share(0.3)), passes=2, prepare=live.prefetching(order, ahead), source=source)
         for source in (kit.Weights, dequantizers.StandIn)
         for ahead in (None, {}, {"asynchronous": False})
     ]

@@ -366,7 +366,6 @@ TIME = re.compile(r"[\d.,]+ (ns|us|ms|s)\b")  # differ from run to run anyway
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
-    monkeypatch.setenv("KIT_PATIENCE", "0")
     monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
     monkeypatch.setattr("kit.lab.explaining.peers.of_run", lambda lab, path: ENGINES)  # each a process: tests/test_peers.py
     monkeypatch.setattr("kit.lab.explaining.peers.readings", lambda *_, **__: {})

@@ -292,7 +292,6 @@ def test_the_finding_of_the_page_runs_and_its_test_can_fail(tmp_path, monkeypatc
     known = claims.load() | {claim.id: claim}
     monkeypatch.setattr(claims, "load", lambda: known)
     monkeypatch.setattr(machine, "of_run", lambda folder: MACHINE)
-    monkeypatch.setenv("KIT_PATIENCE", "0")
     path, codes = tmp_path / "07_copying.ipynb", (parameters, plumbing, shows)
     tags = [["parameters"], ["plumbing"], []]
     made = [nbformat.v4.new_code_cell(code, metadata={"tags": tag}) for code, tag in zip(codes, tags, strict=True)]

@@ -297,10 +297,8 @@ def test_what_is_no_trace_is_one_error(tmp_path, content):
         oracle.read_trace(tmp_path / "trace.csv")
 
 
-def test_the_sum_by_hand_on_page_09_takes_cold_misses_too(tmp_path, monkeypatch):
+def test_the_sum_by_hand_on_page_09_takes_cold_misses_too(tmp_path, monkeypatch, invented_machine):
     """Models beyond the caches alone have them: the page's gate failed where no test looked."""
-    monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
     monkeypatch.setattr("kit.lab.predicting.ways.last_level_cache", lambda: 0)
     ran = cells.run("09_your_model", until="by-hand", out=tmp_path)
     assert ran["cold"] > 0 and sum(ran["terms"].values()) + ran["from_disk"] == pytest.approx(ran["now"].seconds)
@@ -370,13 +368,11 @@ def test_what_slots_wait_for_is_what_their_policy_misses():
 # --- controls --------------------------------------------------------------------------------------------------------
 
 
-def test_controls_when_somebody_is_there(tmp_path, monkeypatch):
+def test_controls_when_somebody_is_there(tmp_path, monkeypatch, invented_machine):
     """In JupyterLab notebook 09 hands the kit's figure to two controls; its largest memory is the whole model's."""
     made = []
     monkeypatch.setattr("ipywidgets.interact", lambda draw, **controls: made.append((draw, controls)))
     monkeypatch.setenv("JPY_SESSION_NAME", "notebook")
-    monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
     ran = cells.run("09_your_model", until="explore", out=tmp_path)
     draw, controls = made[0]
     assert controls["nbytes"].value == ran["limit"] and ran.titles["explore"] == []

@@ -41,7 +41,6 @@ def curve(short=SLOW, roomy=0.05):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setenv("KIT_PATIENCE", "0")
     monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
     monkeypatch.setattr(dequantizers, "measure", lambda path: dequantized())
     monkeypatch.setattr(pressure, "of_run", lambda lab, shares, swap=False: curve())

@@ -48,7 +48,6 @@ def patch(tmp_path_factory):
     """A model of its own (nothing else may have its pages mapped), on a machine that nobody has."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KIT_MODELS", str(tmp_path_factory.mktemp("models")))
-        patch.setenv("KIT_PATIENCE", "0")
         patch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
         patch.setattr("kit.lab.measuring.pages.speed", lambda file: MapSpeed(30.0, 40.0, 0.05))
         patch.setattr("kit.lab.explaining.peers.of_run", of_run)

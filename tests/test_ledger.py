@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from contradictions import wrong_ratios
 from hypothesis import given
 from hypothesis import strategies as st
-from invented import MACHINE
 
 from kit.errors import ReportError
 from kit.lab.claims import book, records
@@ -124,10 +123,8 @@ def test_the_reported_figure_in_the_unit_of_a_record(claim, unit, expected):
     assert book.reported_in(claims.get(claim), unit) == (pytest.approx(expected) if expected else None)
 
 
-def test_the_notebook_reads_the_book(tmp_path, monkeypatch):
+def test_the_notebook_reads_the_book(tmp_path, invented_machine):
     """Its table has every part, counts each claim once, and its records repeat the count."""
-    monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
     write(tmp_path, record("cold-inference", "reproduced"), record("cold-inference", "impossible", how="computed"))
     given = dict(quantity="a layer", samples=[100.0], upper=10.0, upper_source="b", notebook="06")
     write(tmp_path, record("layer-50s", "impossible", **given), name="06")
@@ -143,9 +140,7 @@ def test_the_notebook_reads_the_book(tmp_path, monkeypatch):
     assert counts["claims: impossible"] == 2 and sum(counts.values()) == len(claims.load())
 
 
-def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
+def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path, invented_machine):
     for name, samples in (("05_tile_decode", [0.302, 0.3, 0.31]), ("06_compressed_inference", [0.471, 0.47, 0.475])):
         write(tmp_path, record(quantity="one tile", samples=samples, notebook=name), name=name)
         write(tmp_path, record(quantity="near", samples=[samples[0] / 3 + 1], notebook=name), name=name)

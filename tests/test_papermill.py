@@ -96,9 +96,8 @@ def test_a_notebook_comes_from_s3_and_goes_to_s3(bucket, which, tmp_path):
 
 
 @pytest.mark.parametrize("call", ["Session('00', profile='nope')", "Session('00', model='no.gguf', out=out).file()"])
-def test_a_wrong_parameter_is_one_line_and_the_line_of_its_cell(call, tmp_path, capsys, monkeypatch):
+def test_a_wrong_parameter_is_one_line_and_the_line_of_its_cell(call, tmp_path, capsys):
     """Not a page of the kit's own code; what papermill shows at its end is what IPython shows."""
-    monkeypatch.setenv("KIT_PATIENCE", "0")
     shell = InteractiveShell.instance()
     shell.user_ns["out"] = str(tmp_path)
     shell.run_cell(f"import kit\n\nlab = kit.{call}")

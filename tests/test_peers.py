@@ -189,7 +189,6 @@ def test_a_burner_beside_kit_explain_leaves_llama_cpp_out(path, tmp_path, monkey
     monkeypatch.setattr(peers, "compare_file", compared)
     monkeypatch.setattr(peers, "installed", lambda: ["kit", "kit, int8 activations", peers.PEER])
     monkeypatch.setattr(llama_cpp, "available", lambda: True)
-    monkeypatch.setenv("KIT_PATIENCE", "0")
     burners = [multiprocessing.get_context("spawn").Process(target=burn, args=(30,)) for _ in range(usable_cores())]
     for burner in burners:
         burner.start()

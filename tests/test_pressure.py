@@ -77,7 +77,6 @@ def test_a_folder_that_cannot_do_it_is_named(tiny, tmp_path, monkeypatch):
 
 def test_a_run_measures_its_curve_once(tiny, tmp_path, monkeypatch):
     """The second notebook reads the first one's records: the same figures, and no inference."""
-    monkeypatch.setenv("KIT_PATIENCE", "0")
     first = pressure.of_run(Session("01_first_token", "smoke", out=tmp_path), (1.0, 0.5))
     assert set(first["way"]) == set(pressure.WAYS) and (first.groupby(["share", "way"]).size() >= 2).all()
     monkeypatch.setattr(pressure, "spilled", None)

@@ -22,7 +22,6 @@ from kit.lab.synthetic.write import synthesize
 def settings(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KIT_MODELS", str(tmp_path_factory.mktemp("models")))
-        patch.setenv("KIT_PATIENCE", "0")
         patch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
         yield
 

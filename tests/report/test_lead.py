@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from invented import MACHINE
 
 import kit
 from kit.lab.claims import records
@@ -191,9 +190,7 @@ def test_the_limit_is_that_of_the_minutes_in_which_the_engines_ran(tmp_path):
     assert faster.bound
 
 
-def test_a_burner_next_to_a_run_stamps_its_records_its_page_and_the_index(tmp_path, monkeypatch):
-    monkeypatch.setenv("KIT_PATIENCE", "0")
-    monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
+def test_a_burner_next_to_a_run_stamps_its_records_its_page_and_the_index(tmp_path, invented_machine):
     lab = kit.Session("07_memory_frontier", "smoke", out=str(tmp_path))
     lab.busy = ""  # the burner comes when the notebook has begun
     burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
