@@ -169,14 +169,13 @@ class Holding:
     """What a server holds of its file and beside it.
 
     ``resident``: share of the file's pages in memory; ``large``: share of what it maps of the file by pages of 2 MiB, None: it
-    maps nothing of it. ``own``: bytes that no file backs, ``own_large`` their share by pages of 2 MiB. ``swapped``: bytes in
-    swap. ``limit``, ``free``: of its group, 0 without one. ``nodes``: pages of the file by NUMA node.
+    maps nothing of it. ``own``: bytes that no file backs. ``swapped``: bytes in swap. ``limit``, ``free``: of its group, 0
+    without one. ``nodes``: pages of the file by NUMA node.
     """
 
     resident: float = 1.0
     large: float | None = None
     own: int = 0
-    own_large: float = 1.0
     swapped: int = 0
     limit: int = 0
     free: int = 0
@@ -192,13 +191,9 @@ def holding(owner: Owner, total: int) -> Holding:
         return Holding(resident)
     parts = [*processes.maps(owner.process)]
     mine = [part for part in parts if owner.file and part.path and part.path.endswith(owner.file.name)] if owner.mapped else []
-    own = [part for part in parts if part.own]
-    held, private = sum(part.resident for part in mine), sum(part.own for part in own)
+    held, own, swapped = sum(x.resident for x in mine), sum(x.own for x in parts), sum(x.swapped for x in parts)
     limit, free = processes.memory_of(owner.process) or (0, 0)
-    seen = Holding(
-        resident, sum(part.large for part in mine) / held if held else None, private,
-        sum(part.large for part in own) / private if private else 1.0, sum(part.swapped for part in parts),
-    )  # fmt: skip
+    seen = Holding(resident, sum(part.large for part in mine) / held if held else None, own, swapped)
     pages = processes.nodes(owner.process, mine[0].path) if mine else {}
     seen = replace(seen, nodes=tuple(pages[node] for node in sorted(pages)))
     return replace(seen, limit=limit, free=free) if 0 < limit < total else seen

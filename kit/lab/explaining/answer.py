@@ -21,7 +21,7 @@ from kit.lab.predicting import quality
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, Way
 from kit.lab.prompts import PROMPT
 from kit.system.paths import shown
-from kit.units import format_bytes, format_rate, format_seconds
+from kit.units import format_bytes
 
 _WORTH = 1.05  # times as fast: less is no reason to change anything
 
@@ -40,15 +40,6 @@ class Reached(NamedTuple):
     def measured(self) -> bool:
         """Whether it was measured."""
         return self.low is not None
-
-    @property
-    def told(self) -> str:
-        """Its speed in words, with its spread."""
-        text = f"{format_rate(1 / self.seconds)} tokens per second ({format_seconds(self.seconds)} per token"
-        if not self.measured:
-            return f"{text}, predicted)"
-        spread = f", {format_seconds(self.low)} to {format_seconds(self.high)}" * (self.low < self.high)
-        return f"{text}{spread}{', while other processes used the cores' * (self.others > BUSY)})"
 
 
 def name_of(study: Study) -> str:

@@ -35,7 +35,6 @@ class Live:
     accesses: pd.DataFrame
     logits: torch.Tensor
     held_bytes: int
-    dequantizing: float = 0.0  # seconds of the first pass
 
     @property
     def tokens_per_second(self) -> float:
@@ -91,9 +90,8 @@ def decode(
     frame, stats = trace.frame(), weights.store.stats
     seconds = tuple(frame.loc[frame["what"] == "token", "seconds"])
     held = getattr(weights.store, "held_bytes", stats.resident_bytes)
-    dequantizing = float(frame.loc[(frame["what"] == "dequantize") & (frame["token"] == frame["token"].min()), "seconds"].sum())
     accesses = frame[frame["what"] == "access"]
-    return Live(label or repr(cache), cache, seconds, stats, accesses, logits, held, dequantizing)
+    return Live(label or repr(cache), cache, seconds, stats, accesses, logits, held)
 
 
 def all_kept(lab, file, measure: Callable[[], list[float]]) -> list[float]:
