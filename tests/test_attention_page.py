@@ -52,7 +52,7 @@ def test_only_layers_with_a_window_end_at_it(granite):
         layer._replace(mixer=replace(layer.mixer, window=n)) for layer, n in zip(granite.layers, (16, 0), strict=False)
     )
     config = replace(granite, layers=(local, everywhere) * 20)
-    kv_bytes = lambda config, context, layer: config.layers[layer].mixer.memory.read(context, 4)  # noqa: E731
+    kv_bytes = lambda config, context, layer=0: config.layers[layer].mixer.memory.read(context, 4)  # noqa: E731
     for count in (costs.attention_flops, kv_bytes):
         assert [count(config, context, layer) * 25 for context in (10, 100) for layer in (0, 1)] == [
             share * count(granite, 100) for share in (2.5, 2.5, 4, 25)
