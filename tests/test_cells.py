@@ -415,7 +415,7 @@ def test_words_follow_the_data(name, ran, tmp_path):
         stays -= {(place, text) for place, text in stays if place.partition(":")[0] in empty.words} - sentences(empty.told)
         assert not [text for text in empty.told.values() if re.search(r"\bnan\b", text)]
     # what is guessed of a Mac is the same for every file
-    assert {text for _, text in stays if GUESS not in text} <= set(case.steady)
+    assert {text for _, text in stays if GUESS not in text} == {text for text in case.steady if GUESS not in text}
     warned = "; ".join(text for _, text in gates.warnings(records.read([tmp_path / "opposite" / f"{name}.jsonl"])))
     assert case.warns in warned and not (case.warns and case.warns in "; ".join(ran(name).warned))
 
@@ -445,6 +445,16 @@ def test_an_answer_is_short(name, ran):
     title, _, text = ran(name).words["answer"].removeprefix("**").partition("**")
     assert title and len(title.split()) <= 14
     assert len(text.split()) <= 40 and len(NUMBER.findall(text)) <= 6, text
+
+
+def test_the_first_page_names_every_page_and_those_that_predict():
+    """It said that all predict; 01, 02, 05 and 06 say the least that can be."""
+    first = {cell.id: cell.source for cell in cells.read("00_start_here").cells}
+    named = set(re.findall(r"Pages ([\d, and]+) also \*predict\*", first["question"])[0].replace(" and ", ", ").split(", "))
+    told = {name: "\n".join(c.source for c in cells.read(name).cells if c.cell_type == "markdown") for name in CASES}
+    predict = {name[:2] for name, text in told.items() if re.search(r"\b[Pp]redict(s|ed|ions?)?\b", text)}
+    assert named == predict - {"00"}
+    assert {*re.findall(r"^\| \[(\w+)\]\(\1\.ipynb\) \|", first["claims-text"], re.M)} == {*CASES} - {"00_start_here"}
 
 
 @NAMES
