@@ -80,6 +80,17 @@ def test_every_way_gives_the_token_and_misses_each_weight_once(tmp_path):
     assert (ran["runs"]["first, s"] >= ran["runs"]["request, s"]).all() and set(ran["bound"]) == set(ran["ways"])
 
 
+@pytest.mark.parametrize("name, untied", [("tiny-llama", True), ("tiny-granite", False)])
+def test_a_first_request_misses_what_a_pass_asks_for_tied_or_not(tmp_path, name, untied):
+    """14 of 15 tensors was "not reproduced": the rows of an untied embedding never pass the cache."""
+    path = cached_model(name, folder=tmp_path)
+    with kit.open(path) as file:
+        assert ("output.weight" in file.tensors) == untied
+    cells.run(NAME, "judge-cold", out=tmp_path, repeats=2, model=str(path))
+    [row] = [row for row in read([tmp_path / f"{NAME}.jsonl"]) if row.claim == "cold-inference" and row.verdict]
+    assert set(row.samples) == {1.0} and row.verdict == "reproduced in ratio"
+
+
 def test_a_way_with_other_logits_stops_the_page(tmp_path, monkeypatch):
     from kit.model import linear
 

@@ -87,6 +87,7 @@ ROW = "- {id: a, report: '001', claim: c, reported: r, notebook: n}\n"
         ("a: [", "not YAML"),
         ("[" * 5000, "not YAML"),
         ("id: a", "expected a list of claims"),
+        ("- a", "expected a list of claims"),
         ("- {id: a, before: fast}", "claim 1: wrong or unknown: 'before'; missing: report, claim, reported, notebook"),
         (ROW + ROW, "claim 2: the id 'a' is already used"),
         (ROW.replace("}", ", ratio: [5]}"), "claim 1: wrong or unknown: 'ratio'"),
@@ -111,7 +112,7 @@ def test_a_record_survives_its_file(tmp_path):
     records.append(path, record)
     records.append(path, make(samples=[], status="failed", reason="no memory"))
     back = records.read([path])
-    assert back[0] == record and record.median == 2.0
+    assert back[0] == record and record.median == 2.0 and "a\u2028b" in path.read_text(encoding="utf-8"), "as it is read"
     assert [row.status for row in back] == ["ok", "failed"]
 
 

@@ -1,7 +1,9 @@
 """Synthetic files against independent readers: gguf-py, llama.cpp, tokenizers; and what happens when writing fails."""
 
 import errno
+import re
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -11,11 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import kit
 from kit.errors import GGUFError, ModelError
+from kit.lab import profiles
+from kit.lab.measuring import doctor
 from kit.lab.synthetic import write as synthetic
 from kit.lab.synthetic.encode import encode
 from kit.lab.synthetic.geometry import GEOMETRIES, MIXES
 from kit.lab.synthetic.write import cached_model, synthesize
 from kit.system import files
+from kit.system.paths import ROOT
 
 TINY = [name for name in GEOMETRIES if name.startswith("tiny-")]
 
@@ -179,3 +184,18 @@ def test_llama_cpp_loads_the_file_and_computes_logits(tmp_path, name):
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(GGUFError, match=r"there is no folder .*nowhere"):
         synthesize(Path(tmp_path, "nowhere", "m.gguf"), "tiny-llama")
+
+
+@pytest.mark.parametrize("name", ["quick", "full"])
+def test_a_profile_says_the_disk_that_its_models_take(name):
+    """README said 3 GB, the profile 2: the models of quick take 4.3. Page 01 runs when only its own is there, and needs room
+    for its float32 weights."""
+    given = profiles.get(name).models.items()
+    cut = {stands: replace(GEOMETRIES[geo], layers=layers or GEOMETRIES[geo].layers) for stands, (geo, layers) in given}
+    models = sum(spec.nbytes for shape in cut.values() for spec in shape.tensors("Q4_K_M"))
+    first = cut["granite-3.3-8b"].tensors("Q4_K_M")
+    needed = max(models, sum(spec.nbytes + 4 * spec.elements for spec in first)) / 1e9
+    said = float(re.search(r"([\d.]+) GB of disk", profiles.get(name).cost)[1])
+    assert needed < said < 1.25 * needed
+    if name == "quick":
+        assert f"{said:g} GB of disk" in (ROOT / "README.md").read_text(encoding="utf-8") and doctor._QUICK_DISK == said * 1e9

@@ -32,12 +32,12 @@ PROFILES = {
         Profile(
             "quick", {"granite-3.3-8b": ("granite-3.3-8b", 4), "tinyllama-1.1b": ("tinyllama-1.1b", 4),
              "qwen3-30b-a3b": ("qwen3-30b-a3b", 8)}, 5, 20.0,
-            "real tensor shapes, four layers: five to twelve minutes, 8 GB of memory, 2 GB of disk",
+            "real tensor shapes, four layers: five to twelve minutes, 8 GB of memory, 5 GB of disk",
         ),
         Profile(
             "full", {"granite-3.3-8b": ("granite-3.3-8b", None), "tinyllama-1.1b": ("tinyllama-1.1b", None),
              "qwen3-30b-a3b": ("qwen3-30b-a3b", None)}, 5, 120.0,
-            "true geometry: an hour or more, 24 GB of memory and up, 10 GB of disk",
+            "true geometry: an hour or more, 24 GB of memory and up, 40 GB of disk",
         ),
     )
 }  # fmt: skip

@@ -5,8 +5,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from operator import itemgetter
 
-import numpy as np
-
 from kit.lab.claims.records import WARNED, Record
 from kit.lab.measuring.state import NEAR
 from kit.units import format_quantity
@@ -33,10 +31,9 @@ def _of(row: Record):
         yield f"{told}, and a sample is below zero"
     if row.unit == "points" and max(map(abs, row.samples)) > 100:
         yield f"{told}, and two shares of a whole differ by 100 at most"
-    value = float(np.median(row.samples)) if row.how == "counted" else row.median
-    if row.lower is not None and value * NOISE < row.lower:
+    if row.lower is not None and row.median * NOISE < row.lower:
         yield f"{told} is below its bound of {format_quantity(row.lower, row.unit)} ({row.lower_source})"
-    if row.upper is not None and value > NOISE * row.upper:
+    if row.upper is not None and row.median > NOISE * row.upper:
         yield f"{told} is above its bound of {format_quantity(row.upper, row.unit)} ({row.upper_source})"
 
 

@@ -110,7 +110,7 @@ def _whole(nbytes: int) -> int:
 
 def _nameless(folder: Path, nbytes: int) -> int:
     """A new file in ``folder``, open past the page cache and already unlinked: it goes with the process, however that ends."""
-    if (free := shutil.disk_usage(folder).free) < 2 * nbytes:
+    if (free := shutil.disk_usage(folder).free) < nbytes:
         raise ReportError(
             f"{folder}: the disk needs {format_bytes(nbytes)} for float32 weights and has {format_bytes(free)} free"
         )
