@@ -572,6 +572,18 @@ def test_a_gain_is_told_with_the_loss_that_it_costs(path):
     assert answer._change(found)[0] == f"{start} (not measured)."
 
 
+def test_nothing_is_to_change_only_where_the_default_is_as_fast(path):
+    """Where blocks were faster than what kit does by itself, or that does not fit, it said "change nothing"."""
+    study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
+    blocks, other = (
+        answer.Reached(way.label, way, seconds, seconds, seconds, 0.0) for way, seconds in ((BLOCKS, 1), (Way("NoCache"), 2))
+    )
+    told = lambda ways, default: answer._change(answer.Conclusion(study, ways, default, None, {}))[0]  # noqa: E731
+    assert told([blocks, other], blocks).startswith("With kit: change nothing. The exact way")
+    assert told([blocks, other], other) == told([blocks], None) == "With kit: take blocks, exact products."
+    assert told([other], other).startswith("With kit: change nothing within this memory")
+
+
 def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
     programs = [True, True, False, False, False]  # the first takes three tries, the others one
     answers = iter(programs + [True] * 3 + [False] * 9)

@@ -279,7 +279,7 @@ def _change(found: Conclusion) -> list[str]:
         lost = none if same is None else f"the next token is float32's in {answer_table.percent(same)} of positions"
         times = f" {default.seconds / best.seconds:.2f} times as fast," if default else ""
         text = f"With kit: take {best.way.precision},{times} if you accept their loss of quality ({lost})."
-    elif best.way in BLOCK_WAYS:
+    elif best is default and best.way in BLOCK_WAYS:
         text = "With kit: change nothing. The exact way from the file's blocks is as fast as any here."
     elif best is default:
         needs = format_bytes(study.room.beside + sum(use.nbytes for use in study.uses))

@@ -150,7 +150,7 @@ def verdict(rows: Sequence[Row]) -> str:
         return ""
     if shown.of_limit >= NEAR:
         return f"{shown.name} is at {shown.of_limit:.0%} of what memory gives: only fewer bits help"
-    return f"{shown.name} is at {shown.of_limit:.0%} of what memory gives: it could be {1 / shown.of_limit:.1f} times as fast"
+    return f"{shown.name} is at {shown.of_limit:.0%} of what memory gives: at most {1 / shown.of_limit:.1f} times as fast"
 
 
 def picture(rows: Sequence[Row], about: str):

@@ -170,7 +170,7 @@ def sections(
     data = data.assign(share=None) if study.busy else data
     yield "parts", rows(data), "" if study.busy else table(title, data)
     data = study.depths()
-    title = f"A TOKEN BY DEPTH (float32 KV cache; least: its bytes at {study.read_gbps:.1f} GB/s)"
+    title = f"A TOKEN BY DEPTH (float32 KV cache; least: at {study.read_gbps:.1f} GB/s, the best known)"
     why = paragraph(depth.falls(data))
     yield "depths", data, "\n".join(filter(None, [table(title, depth.table(data)), why])) if data else ""
     measure_best(study)
