@@ -3,10 +3,7 @@
 from kit.errors import CacheError
 from kit.gguf.foreign import check_model
 from kit.gguf.remote import download, open_header
-from kit.lab.predicting.beforehand import header_facts, reads
-from kit.lab.predicting.remembered import contexts_of
-from kit.lab.summary import summarize
-from kit.system import memory_available, memory_limit
+from kit.lab.explaining.quick import of_header
 from kit.units import format_bytes, format_count, format_rate, printable
 
 
@@ -16,35 +13,31 @@ def explain(name: str, whole: int | None = None) -> tuple[dict, list[str]]:
     kit.lab.predicting.beforehand.header_facts."""
     with open_header(name) as file:
         check_model(file)
-        room = memory_available() if whole is None else whole
-        facts = summarize(file, memory_limit(), memory_available())
-        lengths, known = contexts_of(file), header_facts(file, reads())
-    blocks = facts["working_sets"]["blocks"]["bytes"]
-    types = ", ".join(f"{row['qtype']} {row['bytes'] / blocks:.0%}" for row in facts["types"][:3])
+        data, blocks, room, types = of_header(file, whole)
+    facts = data["file"]
     says = [
         f"{printable(file.source)}: architecture {printable(facts['architecture'])}, {format_count(facts['parameters'])} "
         f"parameters in {facts['tensors']} tensors and {facts['layers']} layers; {format_bytes(sum(file.sizes))} to download, "
-        f"{format_bytes(blocks)} of blocks ({types}), {known['bits_per_weight']:.3g} bits per weight."
+        f"{format_bytes(blocks)} of blocks ({types}), {data['bits_per_weight']:.3g} bits per weight."
     ]
-    if label := known["label"]:
+    if label := data["label"]:
         says.append(f"It is {label['says']}.")
-    if limit := known["limit"]:
-        head = known["head"]
+    if limit := data["limit"]:
+        head = data["head"]
         part = f", {head['share']:.0%} of it for the output head" if head else ""
         when = "now" if limit["of"] == "now" else f"at best, of {limit['of']}"
         says.append(
             f"At most {format_rate(limit['tokens_per_second'])} tokens per second here: a token reads "
-            f"{format_bytes(known['bytes_per_token'])}{part}, and memory reads at {limit['bandwidth'] / 1e9:.1f} GB/s {when}."
+            f"{format_bytes(data['bytes_per_token'])}{part}, and memory reads at {limit['bandwidth'] / 1e9:.1f} GB/s {when}."
         )
     fits = "It fits" if blocks <= room else "It does not fit"
     says.append(f"{fits}: {format_bytes(blocks)} of blocks, and {format_bytes(room)} are free." if whole is None else
                 f"{fits}: {format_bytes(blocks)} of blocks, in {format_bytes(room)}.")  # fmt: skip
-    if lengths:
+    if lengths := data["contexts"]:
         last = lengths[-1]
         says.append(f"A context of {last['positions']:,} takes {format_bytes(last['kv']['float16'])} of KV cache in float16.")
     says.append(f"Nothing was downloaded but the header, and nothing was run: {download(file.source)}.")
-    facts = {key: value for key, value in facts.items() if key not in ("metadata", "tensor_table")}
-    return {"source": file.source, "file": facts, "contexts": lengths, **known, "says": says}, says
+    return {"source": file.source, **data, "says": says}, says
 
 
 def refuse(given: dict[str, object]) -> None:

@@ -24,10 +24,8 @@ def explain(file, whole: int | None = None) -> tuple[dict, list[str]]:
 def first(file, whole: int | None = None) -> tuple[dict, list[str]]:
     """The same in a few sentences, which kit explain begins with."""
     busy = Busy().seen(look(0.2))
-    room, facts = memory_available() if whole is None else whole, summarize(file, memory_limit(), memory_available())
-    known, lengths = header_facts(file, reads()), contexts_of(file)
-    blocks = facts["working_sets"]["blocks"]["bytes"]
-    types = ", ".join(f"{row['qtype']} {row['bytes'] / blocks:.0%}" for row in facts["types"][:3])
+    data, blocks, room, types = of_header(file, whole)
+    facts = data["file"]
     says = [
         f"{printable(Path(facts['path']).name)}: architecture {printable(facts['architecture'])}, "
         f"{format_count(facts['parameters'])} parameters in {facts['tensors']} tensors and {facts['layers']} layers; "
@@ -36,13 +34,23 @@ def first(file, whole: int | None = None) -> tuple[dict, list[str]]:
     fits = blocks <= room
     says.append(f"It {'fits' if fits else 'does not fit'}: {format_bytes(blocks)} of blocks, {format_bytes(room)} "
                 f"{'are free' if whole is None else 'are given'}.")  # fmt: skip
-    if (limit := known["limit"]) and not busy:
+    if (limit := data["limit"]) and not busy:
         speed = f"{limit['bandwidth'] / 1e9:.1f} GB/s"
         reads_at = f"reads at {speed} in this second" if limit["of"] == "now" else f"read at {speed} at best, on {limit['of']}"
         says.append(
-            f"Memory {reads_at}, and a token reads {format_bytes(known['bytes_per_token'])}: "
+            f"Memory {reads_at}, and a token reads {format_bytes(data['bytes_per_token'])}: "
             f"{format_rate(limit['tokens_per_second'])} tokens per second at most."
         )
-    facts = {key: value for key, value in facts.items() if key not in ("metadata", "tensor_table")}
-    data = {"file": facts, "contexts": lengths, **known, **busy.facts, "fits": fits}
-    return data | ({"limit": None} if busy else {}), [*([busy.line] if busy else []), *says]
+    data |= {**busy.facts, "fits": fits} | ({"limit": None} if busy else {})
+    return data, [*([busy.line] if busy else []), *says]
+
+
+def of_header(file, whole: int | None) -> tuple[dict, int, int, str]:
+    """(plain data, bytes of the blocks, bytes that the process may take, the types with most of them) of an open file, of which
+    a header is enough."""
+    facts = summarize(file, memory_limit(), memory_available())
+    blocks = facts["working_sets"]["blocks"]["bytes"]
+    types = ", ".join(f"{row['qtype']} {row['bytes'] / blocks:.0%}" for row in facts["types"][:3])
+    shown = {key: value for key, value in facts.items() if key not in ("metadata", "tensor_table")}
+    data = {"file": shown, "contexts": contexts_of(file), **header_facts(file, reads())}
+    return data, blocks, memory_available() if whole is None else whole, types
