@@ -303,6 +303,10 @@ def test_a_busy_machine_gives_no_advice(model, tmp_path, roof, monkeypatch):
     both = ["explain", str(model), "--engine", str(bench(tmp_path)), "--engine", str(bench(tmp_path, "llama-bench-2"))]
     ran = CliRunner().invoke(main, both)
     assert ran.exit_code == 2 and "not compared: other processes use 1.5 cores" in ran.stderr
+    for value, said in {"": "not compared: other", "a while": "KIT_PATIENCE=a while: give seconds"}.items():
+        monkeypatch.setenv("KIT_PATIENCE", value)  # both ended in a ValueError: the variable was read in two ways
+        ran = CliRunner().invoke(main, both)
+        assert ran.exit_code == 2 and said in ran.stderr
 
 
 @pytest.mark.parametrize(

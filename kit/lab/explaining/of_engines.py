@@ -1,6 +1,5 @@
 """What kit explain MODEL --engine X says: the user's engines in turn, their limits, their threads; as data and in words."""
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -27,6 +26,7 @@ DECODE, PROMPT = 64, 512  # tokens of a test
 _SWEPT = {turns.DECODE: 32, turns.PROMPT: 128}  # of each count of threads
 _ROUNDS, _FEW = 5, 3  # of a comparison; of one engine alone, of a count of threads, of a prompt
 _WORTH = 1.05  # times as fast: less is no reason to change anything
+_PATIENCE = 10.0  # seconds to wait for other processes
 
 
 def explain(
@@ -46,7 +46,7 @@ def explain(
             for text in texts:
                 opened(text, path, threads[0]).close()  # one that takes no threads is said now
         others = state.cores_used_by_others()
-        if len(runners) > 1 and others > state.BUSY and (warning := state.settle(_patience())):
+        if len(runners) > 1 and others > state.BUSY and (warning := state.settle(state.patience(_PATIENCE))):
             raise EngineError(f"not compared: {warning}; close them and ask again")
         say("measuring memory and arithmetic")
         roof = bounds_of.measured()
@@ -86,10 +86,6 @@ def this_machine() -> dict:
 def usual() -> list[str]:
     """The engines where none is named: llama.cpp of the wheel, if it is installed, and kit's exact and fastest way."""
     return [*(["llama.cpp"] if not ENGINES[PEER].missing() else []), "kit", "kit --linear fused-int8"]
-
-
-def _patience() -> float:
-    return float(os.environ.get("KIT_PATIENCE", 10.0))
 
 
 def _opened(texts: Sequence[str], path: Path) -> list[Runner]:
