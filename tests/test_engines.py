@@ -292,6 +292,8 @@ def test_threads_are_swept_and_the_best_of_each_is_named(model, tmp_path, roof, 
 
 def test_a_busy_machine_gives_no_advice(model, tmp_path, roof, monkeypatch):
     monkeypatch.setattr(state, "watched", lambda work, with_=(): (work(), 1.5, True))
+    table = explained(model, "--engine", bench(tmp_path), "--markdown").partition("| engine |")[2].splitlines()
+    assert next(line for line in table if "tg64" in line).endswith("|  |"), "no share of a limit either"
     text = " ".join(explained(model, "--engine", bench(tmp_path), "--threads", "1,2").split())
     assert (
         "while other processes used the cores" in text

@@ -154,6 +154,8 @@ def _sleepy(process: psutil.Process, owner: Owner) -> tuple[str, ...]:
     """The variables of _SLEEPY that say so, and llama.cpp's --poll 0; no other variable of the process is looked at."""
     with suppress(psutil.Error):
         given = process.environ()
+        if given.get("GOMP_SPINCOUNT", "0") != "0":  # then GNU's OpenMP spins, whatever the policy is
+            given.pop("OMP_WAIT_POLICY", None)
         named = [f"{name}={given[name]}" for name in _SLEEPY if given.get(name, "").lower() in ("passive", "0")]
         return (*named, *["--poll 0"] * (owner.flag(("--poll",)) == "0"))
     return ()

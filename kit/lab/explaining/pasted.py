@@ -6,6 +6,7 @@ from kit import __version__
 from kit.lab import tables
 from kit.lab.explaining import answer_table
 from kit.lab.explaining.causes import DECODE
+from kit.lab.measuring.state import BUSY
 from kit.units import format_bytes, format_seconds
 
 _CAUSES = {  # name of a cause in JSON -> in words
@@ -55,6 +56,7 @@ def _table(records: list[dict]) -> str:
             ("tg", deep, deep and deep.get("mbu")),
         ):
             if test:
+                share = None if (test.get("others_cores") or test.get("others") or 0.0) > BUSY else share
                 lines.append(
                     "| " + " | ".join([*(f"`{_cell(who[0])}`", *map(_cell, who[1:])), *_numbers(kind, test, share)]) + " |"
                 )
