@@ -181,7 +181,7 @@ def test_a_burner_beside_kit_explain_leaves_llama_cpp_out(path, tmp_path, monkey
     """Its threads would spin and starve: it is not run, what the kit's ways took is marked, and the answer says so."""
     asked = []
 
-    def compared(path, text, engines):
+    def compared(path, text, engines, share):
         asked[:] = engines
         others = state.watched(lambda: burn(0.3))[1]
         return pd.DataFrame({"samples": [[20.0, 21.0, 22.0]] * len(engines), "others": others}, engines)
@@ -206,3 +206,29 @@ def test_a_burner_beside_kit_explain_leaves_llama_cpp_out(path, tmp_path, monkey
     assert {row.busy for row in study.engines.values()} == {True} and there is None
     kept = study.store.known(BLOCKS.label, digest)
     assert kept is None, "no other page reads what a busy machine gave"
+
+
+def test_engines_have_a_share_of_time_and_give_way(path, monkeypatch):
+    """On a busy machine they took 819 s behind one line: no engine starts and no third round begins after their share."""
+    clock, asked = [0.0], []
+
+    class Slow:
+        def __init__(self, name, *given):
+            clock[0] += 30.0
+            self.name, self.imports, self.base, self.process = name, 30.0, 0, psutil.Process()
+
+        def ask(self, steps=0, **request):
+            clock[0] += 8.0
+            asked.append(self.name) if steps else None
+            return 1.0, [1] * (steps + 1)
+
+        memory = mapped = lambda self, *path: 0
+        close = lambda self: None  # noqa: E731
+
+    monkeypatch.setattr(peers, "Process", Slow)
+    monkeypatch.setattr(peers.time, "monotonic", lambda: clock[0])
+    table = peers.compare(path, ["a", "b", "c"], [1], tokens=3, rounds=5, share=50.0)
+    assert asked == ["a", "b"] * 2 and list(table.reason.str.contains("50 s for engines were over")) == [False, False, True]
+    asked.clear()
+    peers.compare(path, ["a", "b", "c"], [1], tokens=3, rounds=5)
+    assert asked == ["a", "b", "c"] * 5

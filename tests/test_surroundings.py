@@ -130,13 +130,27 @@ def test_an_option_with_nothing_in_it_is_refused(command, option, text):
     context.params = {option.name: (text,) if option.multiple or option.nargs == -1 else text}
     context.set_parameter_source(option.name, click.core.ParameterSource.COMMANDLINE)
     with pytest.raises(click.UsageError, match="is empty"):
-        cli._refuse_empty(context)
+        cli._refuse_nothing(context)
     context.set_parameter_source(option.name, click.core.ParameterSource.DEFAULT)
-    cli._refuse_empty(context)
+    cli._refuse_nothing(context)
+
+
+@pytest.mark.parametrize("words", [
+    ["explain", "MODEL", "--quick", "--skew", "nan"], ["generate", "MODEL", "-p", "a", "--temperature", "nan"],
+    ["generate", "MODEL", "-p", "a", "--temperature", "1", "--top-p", "NaN"], ["reproduce", "--list", "--timeout", "nan"],
+    ["report", "diff", ".", ".", "--confidence", "nan"], ["sweep", "a.yaml", "--list", "--timeout", "-nan"],
+], ids=" ".join)  # fmt: skip
+def test_an_option_that_is_no_number_is_refused(llama, monkeypatch, tmp_path, words):
+    """`kit explain --skew nan` was taken; a range of click lets NaN through."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("notebooks: [x]")
+    done = CliRunner().invoke(cli.main, [str(llama) if word == "MODEL" else word for word in words])
+    assert done.exit_code == 2 and f"{words[-2]} nan: give a number" in done.output and done.output.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [["generate", ""], ["generate", "MODEL", "-p", "x", "--memory", ""], ["quants", "", "a"],
-                                   ["inspect", ""], ["reproduce", "-p", ""], ["explain", "a", "--machine", " "]])  # fmt: skip
+                                   ["inspect", ""], ["codec", "verify", ""], ["reproduce", "-p", ""],
+                                   ["explain", "a", "--machine", " "]])  # fmt: skip
 def test_nothing_is_one_line(llama, words):
     done = CliRunner().invoke(cli.main, [str(llama) if word == "MODEL" else word for word in words])
     assert done.exit_code == 2 and " is empty: give a value, or leave it out" in done.output and "Traceback" not in done.output

@@ -136,7 +136,7 @@ def _ending_where_pages_are_lost(callback):
 
     @functools.wraps(callback)
     def run(*args, **kwargs):
-        _refuse_empty(click.get_current_context())
+        _refuse_nothing(click.get_current_context())
         from kit.system import address_limit, lost
 
         lost.ends = True
@@ -156,18 +156,18 @@ MAY_BE_EMPTY = ("prompt", "system")  # texts; every other option that is empty w
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
 
 
-def _refuse_empty(ctx: click.Context) -> None:
-    """UsageError for an argument or option without anything in it, in any command."""
+def _refuse_nothing(ctx: click.Context) -> None:
+    """UsageError for an argument or option of any command with nothing in it, or with NaN, which every range lets through."""
     for option in ctx.command.params:
         value, given = ctx.params.get(option.name), ctx.get_parameter_source(option.name)
         values = value if isinstance(value, tuple | list) else [value]
-        if (
-            given in _GIVEN
-            and option.name not in MAY_BE_EMPTY
-            and any(isinstance(each, str) and not each.strip() for each in values)
-        ):
-            name = option.opts[-1] if isinstance(option, click.Option) else option.metavar or option.name.upper()
+        name = option.opts[-1] if isinstance(option, click.Option) else option.metavar or option.name.upper()
+        if given not in _GIVEN:
+            continue
+        if option.name not in MAY_BE_EMPTY and any(isinstance(each, str) and not each.strip() for each in values):
             raise click.UsageError(f"{name} is empty: give a value, or leave it out", ctx)
+        if any(isinstance(each, float) and each != each for each in values):
+            raise click.UsageError(f"{name} nan: give a number", ctx)
 
 
 class _Room:
@@ -181,8 +181,14 @@ class _Room:
             raise MemoryError(f"{name} and what it loads need {self.LEAST >> 20} MiB of address space")
 
 
-for _name in sorted({module.name for module in pkgutil.iter_modules(commands.__path__)} - {"cli"}):
-    command = importlib.import_module(f"kit.lab.commands.{_name}").command
+def _guarded(command: click.Command) -> click.Command:
+    """The command, and those of a group, with what every command checks."""
+    for below in getattr(command, "commands", {}).values():
+        _guarded(below)
     command.callback = command.callback and _ending_where_pages_are_lost(command.callback)
-    main.add_command(command)
+    return command
+
+
+for _name in sorted({module.name for module in pkgutil.iter_modules(commands.__path__)} - {"cli"}):
+    main.add_command(_guarded(importlib.import_module(f"kit.lab.commands.{_name}").command))
 complete(main)

@@ -1,8 +1,10 @@
 """The engines next to each other on one file: the same tokens, in turn, and what each loses to float32."""
 
 import json
+import math
 import os
 import tempfile
+import time
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +27,7 @@ from kit.lab.measuring.pages import views
 from kit.lab.predicting import quality
 from kit.lab.predicting.divergence import tokens_for
 from kit.lab.predicting.losses import format_kl
+from kit.lab.progress import lines, steps
 from kit.model.tokenizer import tokenizer_of
 from kit.system.files import write_whole
 from kit.units import format_bytes, format_rate, format_seconds
@@ -50,7 +53,9 @@ def installed() -> list[str]:
 
 
 @once_a_run
-def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, text=0, environment=None) -> pd.DataFrame:
+def compare(
+    path: Path, engines, prompt, tokens=32, rounds=5, progress=False, text=0, environment=None, share=math.inf
+) -> pd.DataFrame:
     """One row an engine (names of ENGINES): the same greedy tokens from the same file, ``rounds`` times in turn; a round that
     other processes disturbed is taken again, as many times at most.
 
@@ -62,11 +67,15 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
     that is not known. resident: bytes of the process at the end; mapped: those of them that are the file's;
     beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. kl, kl_error, same:
     of predicting.quality, by ``text`` tokens (0: none). reason: why the rest of the row is empty. ``environment``: as in
-    Process.
+    Process. ``share``: seconds after which no further engine starts but the first, and no further round but the second.
     """
     context, running, rows, stack = len(prompt) + tokens, {}, {}, ExitStack()
+    ends, hidden = time.monotonic() + share, None if progress else True
     try:
-        for name in tqdm(engines, "peers", disable=None if progress else True):
+        for name in steps(engines, "engines", progress, "engine"):
+            if running and time.monotonic() > ends:
+                rows[name] = {"reason": f"the {share:.0f} s for engines were over; `--thorough` waits for all"}
+                continue
             if rows.get(family := name.partition(",")[0], {}).get("reason"):
                 rows[name] = {"reason": f"{_SEE}{family}"}  # another way of an engine that cannot open the file
                 continue
@@ -83,7 +92,9 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
         stack.callback(file.unmap_pages)
         read = minutes.reader(file) if running else None
 
-        def once(_):
+        def once(number):
+            bar.update()
+            again(number)
             seconds = {PAGES: read()} if read else {}
             for name, engine in running.items():
                 seconds[name] = [engine.ask(begin=prompt)[0]]
@@ -92,7 +103,10 @@ def compare(path: Path, engines, prompt, tokens=32, rounds=5, progress=False, te
             return seconds
 
         # (cores of others, seconds of the prompt and of the tokens by engine) of each round
-        taken = state.quietest(once, rounds, [engine.process for engine in running.values()])[0] if running else []
+        again = lines("engines in turn", "round", rounds, progress)
+        bar = stack.enter_context(tqdm(total=rounds, desc="engines in turn", unit="round", disable=hidden))
+        left, processes = max(0.0, ends - time.monotonic()), [engine.process for engine in running.values()]
+        taken = state.quietest(once, rounds, processes, left)[0] if running else []
         for name, engine in running.items():
             row, resident = rows[name], engine.memory()
             prefills, samples = zip(*(seconds[name] for _, seconds in taken), strict=True)
@@ -178,15 +192,16 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
     return table[columns].rename(columns={"kl_error": "± nats", "others": "cores of others"})
 
 
-def compare_file(path, text: bool, rounds: int = 5, engines=None) -> pd.DataFrame:
+def compare_file(path, text: bool, rounds: int = 5, engines=None, share: float = math.inf) -> pd.DataFrame:
     """``compare`` for ``engines`` (None: all that are installed), by as many tokens as a few seconds allow; ``text``: with
-    quality."""
+    quality. A ``share`` of seconds has a bar."""
     with kit.open(path) as file:
         weights, nbytes = (sum(getattr(info, what) for info in file.tensors.values()) for what in ("elements", "nbytes"))
         prompt = prompt_of(file)
     engines = engines or installed()
     tokens = min(33, max(9, int(_READ / (rounds * len(engines) * nbytes))))
-    return compare(path, engines, prompt, tokens, rounds, text=tokens_for(weights) if text else 0)
+    text = tokens_for(weights) if text else 0
+    return compare(path, engines, prompt, tokens, rounds, progress=share < math.inf, text=text, share=share)
 
 
 def prompt_of(file) -> list[int]:
@@ -220,9 +235,9 @@ def _label(engine: str) -> str:
     return COMPARED[engine].label if engine in COMPARED else engine
 
 
-def readings(file, by: str, store, again: bool = False) -> dict:
+def readings(file, by: str, store, again: bool = False, share: float = math.inf) -> dict:
     """Engine -> its Reading on an open file: those that ``store`` has of all engines, else measured now, added to it and to the
-    shared store. ``again``: measured in any case."""
+    shared store. ``again``: measured in any case. ``share``: seconds for them, as of ``compare``."""
     digest, engines = measurements.digest_of(file), installed()
 
     def known(busy=False):
@@ -233,7 +248,7 @@ def readings(file, by: str, store, again: bool = False) -> dict:
     if again or not paged or len(known()) < len(engines) - 1:  # one may be unable to open the file
         if state.settle(state.patience(_PATIENCE)):  # a peer that spins starves: no comparison
             engines = [name for name in engines if name in OURS]
-        rows = compare_file(file.path, text=False, engines=engines).to_dict("index")
+        rows = compare_file(file.path, text=False, engines=engines, share=share).to_dict("index")
         note(rows, digest, by, store)
         for name, row in rows.items():
             if row.get("reason") and not row["reason"].startswith(_SEE):

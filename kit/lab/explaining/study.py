@@ -59,10 +59,10 @@ class Study:
     kit.lab.predicting.order.order_of. ``whole``: bytes that the whole process may take; None: what is free.
 
     Of a file whose layers would take minutes a sample is run and measured, unless ``thorough``; ``cut``: the layers that
-    ``file`` was cut to. ``minute``: seconds after which no further way is measured, the compiling of kernels not counted.
-    ``store``: of measurements, read and written; ``again``: measure what it has, too; ``by``: who measures. ``name``: of the
-    file in commands; "": its path. ``folder``: of a run, whose other pages' costs of single uses are read. ``busy``: what
-    other processes used.
+    ``file`` was cut to. ``minute``: seconds for the engines, and after which no further way is measured, the compiling of
+    kernels not counted. ``store``: of measurements, read and written; ``again``: measure what it has, too; ``by``: who
+    measures. ``name``: of the file in commands; "": its path. ``folder``: of a run, whose other pages' costs of single uses
+    are read. ``busy``: what other processes used.
     """
 
     file: object
@@ -146,8 +146,8 @@ class Study:
         if self.cut or not self.runs or not self.room.fits or self.file.path is None or nbytes > most:
             return {}
         self.settle()
-        self.say("measuring a token with each engine")
-        rows = peers.readings(self.file, self.by, self.store, self.again)
+        self.say(f"measuring a token with each engine{f', about {self.minute:.0f} s at most' * (self.minute < np.inf)}")
+        rows = peers.readings(self.file, self.by, self.store, self.again, self.minute)
         self.busy.seen(max((row.others for row in rows.values()), default=0.0))
         return rows
 

@@ -95,12 +95,15 @@ def watched(work: Callable[[], object], with_: Iterable[psutil.Process] = ()) ->
 
 
 def quietest(
-    take: Callable[[int], object], rounds: int, with_: Iterable[psutil.Process] = ()
+    take: Callable[[int], object], rounds: int, with_: Iterable[psutil.Process] = (), share: float = math.inf
 ) -> tuple[list[tuple[float, object]], int]:
     """((cores of others that disturbed it, ``take(number)``) of the quietest ``rounds`` in their order, how many were taken):
-    until so many are quiet, at most twice as many. ``with_`` as of ``watched``."""
-    taken = []
+    until so many are quiet, at most twice as many, and two at most once ``share`` seconds are over. ``with_`` as of
+    ``watched``."""
+    taken, ends = [], time.monotonic() + share
     while len(taken) < 2 * rounds and sum(others <= BUSY for others, _ in taken) < rounds:
+        if len(taken) >= 2 and time.monotonic() > ends:
+            break
         done, others, disturbed = watched(lambda: take(len(taken)), with_)
         taken.append((others if disturbed else 0.0, done))
     first = sorted(range(len(taken)), key=lambda number: taken[number][0])[:rounds]
