@@ -209,7 +209,6 @@ CASES = {  # a notebook joins by its row
         },
         warns="bytes hit: -500.0%",
         steady=dict.fromkeys((
-            "- Keep plain INT8 where 1.25 MiB fit: a token takes T, from tiles T.",
             "- Make the decoder fast: without a cache, T for five tokens here.",
             "15 generated matrices: no quality to measure.",
             "By report 004's best figures five tokens take at least T, not T.",
@@ -244,7 +243,7 @@ CASES = {  # a notebook joins by its row
         warns="ways give other logits",
         steady=dict.fromkeys((
             "20 generated tensors: no quality to measure.",
-            "the process.",
+            "Sizes are of the weights alone.",
             "How its map reads memory is not known: it is too small.",
             "No quantizations were named, so none are compared.",
             # the next ones: this file fits into any Mac, and a guess is the same for all of them

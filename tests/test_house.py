@@ -5,8 +5,10 @@ import re
 from collections import defaultdict
 from functools import cache
 from graphlib import TopologicalSorter
+from importlib.util import find_spec
 from pathlib import Path
 
+import mutants
 import pytest
 
 import kit
@@ -112,6 +114,15 @@ def test_a_module_has_a_name_of_its_own():
     """Names of the crowd: each once was four modules."""
     homes = [name for name in modules() if name.split(".")[-1] in ("experts", "device")]
     assert sorted(homes) == ["cuda.device", "lab.commands.experts"]
+
+
+@pytest.mark.parametrize("module", mutants.TESTS)
+def test_a_module_that_is_mutated_has_tests_that_import_it(module):
+    """The mutants of quants ran against the tests of another page, so every one would have survived."""
+    assert find_spec(module)
+    texts = [(PACKAGE.parent / path).read_text(encoding="utf-8") for path in mutants.TESTS[module]]
+    leaf = module.rpartition(".")[2]
+    assert any(re.search(rf"(?m)^(from|import) .*\b{leaf}\b|kit\.{leaf}\(", text) for text in texts)
 
 
 def test_a_class_has_a_name_of_its_own():
