@@ -31,7 +31,7 @@ from kit.lab.measuring.measurements import Reading, Readings, shared
 from kit.lab.measuring.minutes import Minutes
 from kit.lab.predicting import sampling
 from kit.lab.predicting.divergence import tokens_for
-from kit.lab.predicting.measured import Cost, Kind, measure_costs, of_run
+from kit.lab.predicting.measured import Cost, Kind, is_kept, measure_costs, of_run
 from kit.lab.predicting.order import Order, draw, kind_of, order_of
 from kit.lab.predicting.quality import kept, quality
 from kit.lab.predicting.remembered import contexts
@@ -206,7 +206,7 @@ class Study:
     @cached_property
     def costs(self) -> dict[Kind, Cost]:
         """What one use of each kind of tensor costs on this machine."""
-        if self.part is not None:
+        if self.part is not None and not (self.folder and is_kept(self.folder, self.file)):
             return self.part.costs
         names, weights = self.order.names, kit.Weights(self.file)
         self.say(f"measuring {len({kind_of(weights, name) for name in names})} kinds of tensors: one use of each")

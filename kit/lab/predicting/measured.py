@@ -96,6 +96,11 @@ def of_run(folder: Path, file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
             for kind, cost in kept.items() if kind in more}  # fmt: skip
 
 
+def is_kept(folder: Path, file) -> bool:
+    """Whether another page of the run has kept costs of the file."""
+    return bool(_kept(folder, file))
+
+
 def _kept(folder: Path, file) -> dict[Kind, Cost]:
     key, costs = (digest_of(file), machine_id(), measurements.settings()), {}
     for row in measurements.of_run(folder):
