@@ -379,6 +379,10 @@ def test_the_roofline_has_a_decode_and_a_prompt_of_each_engine(model, tmp_path, 
     ceiling = max(data["machine"]["rates"].values())
     assert all(row["rate"] <= max(ceiling, data["machine"]["bandwidth"] * row["intensity"]) * 1.01 for row in rows[:1])
     assert rows[0]["rate"] == pytest.approx(data["work"]["token_operations"] / data["decode"]["seconds"])
+    assert roofline.share(data, "decode") == pytest.approx(data["mbu"])
+    fastest = max(each["operations_per_second"] for each in data["prompt_bounds"].values())
+    least = min(each["seconds"] for each in data["prompt_bounds"].values())
+    assert roofline.share(data, "prompt") == pytest.approx(least / data["prompt"]["seconds"]) and fastest == ceiling
     for wrong in ("roof.txt", str(tmp_path / "none" / "roof.png")):
         ran = CliRunner().invoke(main, ["explain", str(model), "--engine", text, "--figure", wrong])
         assert ran.exit_code == 2 and "--figure" in ran.stderr and ran.stderr.count("\n") == 1

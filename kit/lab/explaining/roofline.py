@@ -19,6 +19,12 @@ def points(data: dict) -> list[dict]:
     return rows
 
 
+def share(data: dict, test: str) -> float:
+    """Of the first engine's "decode" or "prompt": its rate over what the roof of its fastest arithmetic allows there."""
+    machine, point = data["machine"], points(data)[("decode", "prompt").index(test)]
+    return point["rate"] / min(max(machine["rates"].values()), machine["bandwidth"] * point["intensity"])
+
+
 def figure(data: dict):
     """The picture: both axes logarithmic, the roof of each kind of arithmetic dashed, its corner at the ridge."""
     machine, shown = data["machine"], points(data)
@@ -28,7 +34,7 @@ def figure(data: dict):
     for kind, rate in machine["rates"].items():
         axes.plot(places, np.minimum(rate, machine["bandwidth"] * places) / 1e9, **figures.DASHED)
         ridge = rate / machine["bandwidth"]
-        axes.annotate(f"{kind}: {rate / 1e9:.0f} GOP/s", (max(low, min(high, ridge)), rate / 1e9), xytext=(4, 4),
+        axes.annotate(f"{kind}: {rate / 1e9:.0f} GOP/s", (max(low, min(high, ridge)), rate / 1e9), xytext=(10, -11),
                       textcoords="offset points", fontsize=8.5)  # fmt: skip
     named: set[str] = set()
     for color, label in zip(figures.PALETTE * 4, dict.fromkeys(each["label"] for each in shown), strict=False):
