@@ -3,12 +3,32 @@
 import gc
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 import kit
 from kit import system
-from kit.lab.measuring import identity, machine, measure, pages, state
+from kit.lab.commands.cli import main
+from kit.lab.explaining import quants
+from kit.lab.measuring import identity, machine, measure, pages, slices, speeds, state
+from kit.lab.predicting import beforehand
+
+
+def test_what_caches_give_is_no_limit_of_memory(monkeypatch):
+    """With 480 MiB of caches the short probe reads those: the bound of kit generate, kit experts and kit quants was theirs."""
+    monkeypatch.setattr(system, "last_level_cache", lambda: 480 << 20)
+    monkeypatch.setattr(state, "probe_state", lambda: state.State(900.0, 900.0))
+    monkeypatch.setattr(slices, "read_gbps", lambda seconds: 20.0)
+    assert speeds.bound_of(SimpleNamespace(nbytes=[8, 8], tokens=[1, 2]), False)["read_gbps"] == 20.0
+    monkeypatch.setattr(
+        quants, "Process", lambda *_: SimpleNamespace(close=int, memory=int, ask=lambda **_: (1.0, []), process=None)
+    )
+    monkeypatch.setattr(state, "quietest", lambda once, rounds, _: ([(0.0, once(0))], 1))
+    assert quants._speeds([Path("a")], [1], 1, 2, False)[2] == 20.0 == beforehand.reads().gbps
+    ran = CliRunner().invoke(main, ["experts", "qwen", "--memory", "4GiB", "--disk", "2GB/s"])
+    assert "memory: 20.0 GB/s, measured now" in " ".join(ran.output.split())
 
 
 def test_the_probe_is_read_back_unless_memory_became_faster_or_the_machine_is_another(tmp_path, monkeypatch):

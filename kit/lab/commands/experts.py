@@ -33,7 +33,7 @@ def command(routes, model, memory, disk, as_json, report):
     from pathlib import Path
 
     from kit.errors import CacheError
-    from kit.lab.measuring import measurements, state
+    from kit.lab.measuring import measurements, slices
     from kit.lab.measuring.busy import watching
     from kit.lab.measuring.disk import random_gbps
     from kit.lab.measuring.process import process_bytes
@@ -87,7 +87,7 @@ def command(routes, model, memory, disk, as_json, report):
     elif speed is None:
         basis.append("disk speed unknown: give --disk 2GB/s, or MODEL, to see seconds")
     with watching() as busy:
-        now = state.probe_state().read_gbps
+        now = slices.now_gbps()
     best = measurements.shared().best(measurements.READ, "GB/s")
     read = max([now, *(best.samples if best else ())])
     known = f", the best known of this machine, of {best.at[:10]}; now {now:.1f}" if read > now else ", measured now"

@@ -13,7 +13,7 @@ from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.lines import width
 from kit.lab.explaining.study import Study
 from kit.lab.measuring import pages
-from kit.lab.measuring.busy import NO_ADVICE, apart
+from kit.lab.measuring.busy import NO_ADVICE, WORTH, apart
 from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.minutes import Share
 from kit.lab.measuring.state import BUSY
@@ -22,8 +22,6 @@ from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, Way
 from kit.lab.prompts import PROMPT
 from kit.system.paths import shown
 from kit.units import format_bytes
-
-_WORTH = 1.05  # times as fast: less is no reason to change anything
 
 
 class Reached(NamedTuple):
@@ -167,7 +165,7 @@ def _limit(study: Study) -> dict:
 def gains(best: Reached, default: Reached) -> bool:
     """Whether a way is worth a change: faster by more than noise, and by more than the intervals of both where both were
     measured."""
-    if best.way == default.way or default.seconds / best.seconds < _WORTH:
+    if best.way == default.way or default.seconds / best.seconds < WORTH:
         return False
     return apart((best.low, best.high), (default.low, default.high)) if best.measured and default.measured else True
 
@@ -231,7 +229,7 @@ def _bandwidth(limit: dict) -> str:
 def _best_minutes(limit: dict) -> str:
     """The limit by the best bandwidth that is known of the machine, where it is another one."""
     best, arithmetic = limit["best_tokens_per_second"], limit["arithmetic_seconds"] or 0.0
-    if best * limit["seconds"] < _WORTH:
+    if best * limit["seconds"] < WORTH:
         return ""
     at = f", {limit['known_of']}" * bool(limit["known_of"])
     told = f" In this machine's best minutes: {best:.3g} ({limit['best_gbps']:.1f} GB/s{at})."

@@ -16,6 +16,7 @@ from kit.lab.explaining import answer_table
 from kit.lab.explaining.lines import width
 from kit.lab.labels import label_of
 from kit.lab.measuring import minutes, state
+from kit.lab.measuring.busy import WORTH
 from kit.lab.measuring.machine import machine_id
 from kit.lab.predicting.remembered import held_by
 from kit.system import cpu_name
@@ -25,8 +26,6 @@ from kit.units import format_bytes, format_rate, format_seconds
 DECODE, PROMPT = 64, 512  # tokens of a test
 _SWEPT = {turns.DECODE: 32, turns.PROMPT: 128}  # of each count of threads
 _ROUNDS, _FEW = 5, 3  # of a comparison; of one engine alone, of a count of threads, of a prompt
-_WORTH = 1.05  # times as fast: less is no reason to change anything
-_PATIENCE = 10.0  # seconds to wait for other processes
 
 
 def explain(
@@ -46,7 +45,7 @@ def explain(
             for text in texts:
                 opened(text, path, threads[0]).close()  # one that takes no threads is said now
         others = state.cores_used_by_others()
-        if len(runners) > 1 and others > state.BUSY and (warning := state.settle(state.patience(_PATIENCE))):
+        if len(runners) > 1 and others > state.BUSY and (warning := state.settle(state.patience())):
             raise EngineError(f"not compared: {warning}; close them and ask again")
         say("measuring memory and arithmetic")
         roof = bounds_of.measured()
@@ -155,7 +154,7 @@ def _causes(decode, bound: dict, swept: dict | None, runner: Runner) -> list[dic
     rows = {row["threads"]: row for row in swept[turns.DECODE]["rows"]} if swept else {}
     if best and used and used != best and used in rows:
         lost = min(rest, decode.seconds * (1 - rows[best]["seconds"] / rows[used]["seconds"]))
-        if lost > decode.seconds * (1 - 1 / _WORTH):
+        if lost > decode.seconds * (1 - 1 / WORTH):
             causes.append({"name": "threads", "seconds": lost, "remedy": f"-t {best}",
                            "evidence": f"{used} threads; {best} are faster in turn"})  # fmt: skip
             rest -= lost
@@ -216,7 +215,7 @@ def _advice(data: dict) -> list[str]:
     if not decode["seconds"]:
         return []
     faster = [
-        each for each in data["compared"] if each["test"] == decode["name"] and each["low"] > 1 and each["times"] >= _WORTH
+        each for each in data["compared"] if each["test"] == decode["name"] and each["low"] > 1 and each["times"] >= WORTH
     ]
     if any(cause["name"] == "busy" for cause in causes):
         used = max(record["decode"]["others_cores"] for record in data["engines"])

@@ -2,13 +2,13 @@
 
 from kit.errors import KitError
 from kit.lab.engines.table import PROGRAM
-from kit.lab.measuring.busy import apart
+from kit.lab.measuring.busy import WORTH, apart
 from kit.lab.measuring.measurements import digest_of, shared
 from kit.lab.predicting import quality
 from kit.lab.predicting.losses import format_kl
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS
 
-_NEAR, _WORTH = 1.1, 1.05  # times llama.cpp's KL at most, besides the errors of both; times as fast at least
+_NEAR = 1.1  # times llama.cpp's KL at most, besides the errors of both
 
 
 def faster(file) -> str:
@@ -23,7 +23,7 @@ def faster(file) -> str:
     exact = store.known(BLOCKS.label, digest)
     for way in BLOCK_WAYS[:0:-1]:  # the one that rounds most first
         ours, taken = losses.get(way.precision), store.known(way.label, digest)
-        if not exact or not taken or not ours or exact.median < _WORTH * taken.median or not apart(taken.spread, exact.spread):
+        if not exact or not taken or not ours or exact.median < WORTH * taken.median or not apart(taken.spread, exact.spread):
             continue
         if theirs and ours["kl"] <= _NEAR * theirs["kl"] + ours["kl_error"] + theirs["kl_error"]:
             kl, peer = (format_kl(row["kl"], row["kl_error"]) for row in (ours, theirs))

@@ -11,10 +11,10 @@ from kit.lab.explaining import answer, answer_table
 from kit.lab.explaining.lines import paragraph
 from kit.lab.explaining.study import Study
 from kit.lab.measuring import pages
+from kit.lab.measuring.busy import WORTH
 from kit.lab.predicting.ways import BLOCKS, predict, used_tensors
 from kit.units import format_bytes, format_seconds
 
-WORTH = 1.05  # times as fast: less is no reason to change anything
 _FEWER = ("Q4_0", "Q3_K")  # formats of fewer bits that kit quants makes
 _INDENT = " " * 27
 

@@ -39,7 +39,6 @@ _PROMPT = "A large language model that runs on a small computer answers slowly, 
 _READ = 4e11  # bytes that all tokens of a run's comparison read, give or take: seconds, not minutes
 _PRECISION = {row.name: row.precision for row in ROUNDED}
 _SEE = "see "  # the reason of a way of an engine that has its own
-_PATIENCE = 10.0  # seconds to wait for other processes
 _EXACT_POSITIONS = 128  # scored of the exact engine, which is exact at each
 TIMES, KL, SAME = "of llama.cpp", "KL to float32, nats", "same token"
 FORMATS = {  # of the table of a run
@@ -246,7 +245,7 @@ def readings(file, by: str, store, again: bool = False, share: float = math.inf)
 
     paged = store.known(PAGES, digest, unit="GB/s", busy=True) or views(file) is None
     if again or not paged or len(known()) < len(engines) - 1:  # one may be unable to open the file
-        if state.settle(state.patience(_PATIENCE)):  # a peer that spins starves: no comparison
+        if state.settle(state.patience()):  # a peer that spins starves: no comparison
             engines = [name for name in engines if name in OURS]
         rows = compare_file(file.path, text=False, engines=engines, share=share).to_dict("index")
         note(rows, digest, by, store)

@@ -25,7 +25,7 @@ from kit.lab.engines.processes import Process
 from kit.lab.engines.table import OURS
 from kit.lab.explaining.peers import prompt_of
 from kit.lab.explaining.to_measure import ENGINE_WAYS
-from kit.lab.measuring import limits, measurements, state
+from kit.lab.measuring import limits, measurements, slices, state
 from kit.lab.measuring.busy import Busy
 from kit.lab.predicting import divergence, quality
 from kit.lab.predicting.losses import format_kl
@@ -271,7 +271,7 @@ def _speeds(paths, prompt, rounds, new, progress):
             for key, process in running.items():
                 process.ask(begin=prompt)
                 speeds[key] = (new - 1) / process.ask(steps=new - 1)[0]
-                read.append(state.probe_state().read_gbps)
+                read.append(slices.now_gbps())
             return speeds
 
         bar = tqdm(total=rounds, desc="speeds", unit="round", disable=None if progress else True)

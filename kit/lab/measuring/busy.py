@@ -14,6 +14,7 @@ import psutil
 from kit.lab.measuring.state import BUSY
 from kit.system import usable_cores
 
+WORTH = 1.05  # times as fast: less is no reason to change anything
 NO_ADVICE = "No advice: close what else runs, and ask again"
 _LOOK = 0.3  # seconds of a look before anything is measured; CPU times have a resolution of 10 ms
 

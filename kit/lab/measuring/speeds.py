@@ -1,18 +1,16 @@
 """What `kit generate` says of its speed on standard error."""
 
-from kit.lab.measuring import measurements, state
+from kit.lab.measuring import measurements, slices
 from kit.lab.measuring.busy import Busy
 from kit.system import memory_available
 from kit.units import format_bytes, format_seconds
-
-_FREE = 1 << 30  # bytes without which nothing is measured: a probe takes 192 MiB
 
 
 def bound_of(answer, limited: bool, busy: Busy | bool = False):
     """The GB/s at which memory reads, the best known of this machine or else now, and the tokens per second that allows. Now is
     not measured where memory is ``limited`` or short: the probe would take of it. On a ``busy`` machine there is no bound."""
     known = measurements.shared().best(measurements.READ, "GB/s")
-    now = [] if limited or memory_available() < _FREE else [state.probe_state().read_gbps]
+    now = [] if limited or memory_available() < slices.FREE else [slices.now_gbps()]
     read = max([*now, *(known.samples if known else ())], default=None)
     decoded = answer.nbytes[1:]
     least = sum(decoded) / (len(answer.tokens) - 1) / (read * 1e9) if decoded and read else 0

@@ -131,7 +131,7 @@ def cores_used_by_others() -> float:
     return watched(lambda: time.sleep(_SAMPLE_SECONDS))[1]
 
 
-def patience(seconds: float) -> float:
+def patience(seconds: float = 10.0) -> float:
     """Seconds to wait for other processes: KIT_PATIENCE, or else so many. ReportError where the variable is no number."""
     asked = os.environ.get("KIT_PATIENCE", "").strip()
     try:

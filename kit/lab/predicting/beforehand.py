@@ -4,11 +4,8 @@ from typing import NamedTuple
 
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.labels import label_of
-from kit.lab.measuring import slices, state
+from kit.lab.measuring import slices
 from kit.system import memory_available
-
-_SECONDS = 0.3
-_FREE = 1 << 30  # bytes without which nothing is measured: a probe takes 192 MiB
 
 
 class Reads(NamedTuple):
@@ -20,9 +17,7 @@ class Reads(NamedTuple):
 
 def reads() -> Reads | None:
     """What memory gives, in at most a second; None where so little is free that it cannot be measured."""
-    if memory_available() < _FREE:
-        return None
-    return Reads(slices.read_gbps(_SECONDS) if state.in_caches() else state.probe_state().read_gbps)
+    return None if memory_available() < slices.FREE else Reads(slices.now_gbps())
 
 
 def header_facts(file, memory: Reads | None) -> dict:

@@ -15,9 +15,8 @@ from kit.gguf.reader import TensorInfo
 from kit.lab.synthetic.vocabulary import Vocabulary
 from kit.model.config import Config
 from kit.model.hyperparameters import described_config
+from kit.model.keys import MAX_LAYERS
 from kit.model.layers import KINDS
-
-MAX_LAYERS = 9999  # a larger number is a typing error
 
 
 class Scaling(NamedTuple):
