@@ -197,6 +197,8 @@ def test_orders_of_eviction():
     assert left(LIP(3), "abcad") == "abd"
     assert left(LFU(3), "aabbcd") == "abd"
     assert left(LFU(3, window=3), "aabbbcd") == "bcd"
+    (once := LFU(2)).request("a", 1)
+    assert [once.insert(key, 1) for key in "abc"] == [[], [], ["b"]], "what nobody asked for was used less than once"
     assert left(CLOCK(3), "abcad") == "acd"
     assert left(SIEVE(3), "abcad") == "acd"
     assert left(S3FIFO(3), "aabcd") == "bcd"  # one more use is not enough to leave the small queue

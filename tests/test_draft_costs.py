@@ -115,8 +115,11 @@ def row_of(name, acceptance, gain):
     "rows, even, sentence",
     [
         ([row_of("code", 0.71, 1.2), row_of("prose", 0.48, 0.9)], 0.58,
-         "A draft by small.gguf pays on code (1.2 times), not on prose (0.9 times): the model accepts 71% and 48%; it breaks "
-         "even at 58%."),
+         "A draft by small.gguf pays on code (1.2 times), does not pay on prose (0.9 times): the model accepts 71% and 48%; it "
+         "breaks even at 58%."),
+        ([row_of("code", 0.6, 1.04), row_of("prose", 0.5, 0.96)], 0.58,  # it "paid" by 4%, which one answer cannot tell
+         "A draft by small.gguf changes nothing on code (1.04 times) and prose (0.96 times): the model accepts 60% and 50%; it "
+         "breaks even at 58%."),
         ([row_of("code", 0.5, 0.8)], None,
          "A draft by small.gguf does not pay on code (0.8 times): the model accepts 50%; it would lose if all were accepted."),
         ([row_of("code", None, None)], 0.1, "A draft by small.gguf proposed nothing for code, so it changes nothing."),

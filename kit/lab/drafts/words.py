@@ -1,5 +1,7 @@
 """What kit explain MODEL --draft X prints: one sentence that answers, then the passages, the curve and the costs."""
 
+from math import inf
+
 from kit.lab.drafts.explain import DRAFTED
 from kit.lab.explaining.lines import paragraph
 from kit.lab.explaining.tables import as_text
@@ -9,6 +11,7 @@ from kit.units import format_bytes, format_seconds
 
 _NAMES = {"ngram": "text that repeats", "mtp": "the file's MTP head"}
 NONE = "–"
+WORTH = 1.05  # times as fast: less is what one answer cannot tell from none
 
 
 def text(data: dict) -> str:
@@ -42,10 +45,15 @@ def answer(data: dict) -> str:
     even = data["break_even"][str(DRAFTED)]
     even = f"it breaks even at {even:.0%}" if even is not None else "it would lose if all were accepted"
     gains = {row["name"]: row["measured"] or row["predicted"] for row in known}
-    won, lost = ([f"{on} ({gain:.2g} times)" for on, gain in gains.items() if (gain > 1) == wins] for wins in (True, False))
-    first = f"pays on {_listed(won)}" if won else "does not pay"
-    last = f"{', not' * bool(won)} on {_listed(lost)}" if lost else ""
-    return f"A draft by {name} {first}{last}: {accepts}; {even}."
+    kinds = {"pays on": _between(gains, WORTH, inf), "changes nothing on": _between(gains, 1 / WORTH, WORTH),
+             "does not pay on": _between(gains, 0, 1 / WORTH)}  # fmt: skip
+    said = ", ".join(f"{verb} {_listed(some)}" for verb, some in kinds.items() if some)
+    return f"A draft by {name} {said}: {accepts}; {even}."
+
+
+def _between(gains: dict[str, float], low: float, high: float) -> list[str]:
+    """The texts on which a draft is from ``low`` to below ``high`` times as fast, each with its gain."""
+    return [f"{on} ({gain:.3g} times)" for on, gain in gains.items() if low <= gain < high]
 
 
 def of_head(head: dict) -> str:
