@@ -1,4 +1,5 @@
-"""Do a printed ratio and its own row contradict each other? Used by the tests of the ledger and of the smoke run."""
+"""Do a printed ratio and its own row contradict each other, and the pages of a run? Used by tests of the ledger, of pages and
+of the smoke run."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 import nbformat
 
 QUOTIENTS = {  # column -> over / under, columns of its row; "@ x": of the row x; "~": the same multiple of it in every row
-    "of the bound": "tok/s / at most",
+    "of the limit": "tok/s / at most",
     "times no cache": "tok/s / tok/s @ no cache",
     "times a hit, a view": "ready and read / ready and read @ hit, a view",
     "times a hit, copied": "ready and read / ready and read @ hit, copied",
@@ -29,7 +30,7 @@ OTHERWISE = {  # column that looks like a ratio -> why its row does not hold wha
     "share of the columns": "what the row is about",
 }
 NAMED = re.compile(r"([\d,.]+x) (predicted|measured)")  # a ratio that says which column of its row it is of
-LIKE_A_RATIO = re.compile(r" / |\btimes\b|\bfaster\b|\bfactor\b|\bratio\b|\bstep\b|\bshare of\b|of the bound")
+LIKE_A_RATIO = re.compile(r" / |\btimes\b|\bfaster\b|\bfactor\b|\bratio\b|\bstep\b|\bshare of\b|of the limit")
 NUMBER = re.compile(r"([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?) ?(%|x|[a-zA-Z]*)")
 UNITS = {"": 1, "x": 1, "%": 0.01, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600}
 UNITS |= {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "k": 1e3, "M": 1e6, "G": 1e9}
@@ -67,6 +68,81 @@ def wrong_ratios(notebook: Path) -> list[str]:
             elif _is_ratio(table, column) and column not in OTHERWISE:
                 lines.append(f"{table.cell}: no column of the row gives {column!r}")
     return lines
+
+
+ANSWERS = {"blocks, exact products": "exact", "blocks, int16 activations": "int16", "blocks, int8 activations": "int8"}
+ENGINES = {"kit": "exact", "kit, int16 activations": "int16", "kit, int8 activations": "int8", "llama.cpp, mmap": "llama.cpp"}
+NEAR = 0.02  # of a number of two or three digits, by its rounding on both sides
+FRONT, FRONTIER, MODEL = "index", "07_memory_frontier", "09_your_model"
+
+
+def of_pages(folder: Path) -> list[str]:
+    """Where the rendered front page, page 07 and page 09 of a run say two values of one quantity: limit and table, the time of
+    a token by way, the parts of a token, the memory of a way and of the process; a line each."""
+    text = {path.stem: path.read_text() for path in folder.glob("*.html")}
+    tables = {name: _tables_of(page) for name, page in text.items()}
+    answer = _with(tables.get(MODEL, []), "tokens/s")
+    of_model = _parts(text, tables, answer)
+    return [*_two_answers(tables, answer), *_other_times(tables, answer), *of_model, *_memories(text, tables)]
+
+
+def _tables_of(page: str) -> list[list[list[str]]]:
+    parser = _Page()
+    parser.feed(re.sub(r"<(style|script).*?</\1>", "", page, flags=re.DOTALL))
+    return parser.tables
+
+
+def _with(tables, *columns: str) -> list[dict[str, str]]:
+    """The rows of the first table with these columns, a dict each; the first column is also ``""``."""
+    for head, *rows in tables:
+        if {*columns} <= {*head}:
+            return [dict(zip(head, row, strict=False)) | {"": row[0]} for row in rows if any(row[1:])]
+    return []
+
+
+def _speeds(answer) -> dict[str, float]:
+    """The first word of each row of the answer's table -> its tokens per second."""
+    return {row[""].partition("--")[0].split()[0]: float(row["tokens/s"].split()[0].replace(",", "")) for row in answer}
+
+
+def _two_answers(tables, answer):
+    if answer and (front := _with(tables.get(FRONT, []), "tokens/s")) != answer:
+        yield f"the front page has another table than page 09: {front}"
+
+
+def _other_times(tables, answer):
+    speeds = _speeds(answer)
+    for page, columns, names in ((MODEL, ("per token", "memory"), ANSWERS), (FRONTIER, ("tok/s", "of llama.cpp"), ENGINES)):
+        for row in _with(tables.get(page, []), *columns):
+            if (name := names.get(row[""])) in speeds and (printed := _range_of(row[columns[0]])):
+                middle = sum(printed) / 2
+                if abs((middle if page == FRONTIER else 1 / middle) / speeds[name] - 1) > NEAR:
+                    yield f"{page}: {row['']} {row[columns[0]]}, which the answer has at {speeds[name]:g} tokens per second"
+
+
+def _parts(text, tables, answer):
+    exact = _speeds(answer).get("exact")
+    rows = [_range_of(row["from blocks"]) for row in _with(tables.get(MODEL, []), "from blocks")]
+    whole = sum(sum(row) / 2 for row in rows if row)
+    if exact and rows and abs(whole * exact - 1) > NEAR:
+        yield f"page 09: the parts of a token sum to {whole:.3g} s, and the answer is {1 / exact:.3g} s"
+    for told in re.findall(r"takes \d+% of ([\d.]+ \w+) per token", text.get(MODEL, "")) if exact else ():
+        if abs(sum(_range_of(told)) / 2 * exact - 1) > NEAR:
+            yield f"page 09: a token of {told}, and the answer is {1 / exact:.3g} s"
+
+
+def _memories(text, tables):
+    seen = {}
+    for name, page in text.items():
+        for number in re.findall(r"([\d.]+ \w+) for the process", re.sub(r"<[^>]*>|\s+", " ", page)):
+            seen.setdefault(number, name)
+    if len(seen) > 1:
+        yield f"{len(seen)} sizes of the process: {seen}"
+    ways = {}
+    for head, *rows in tables.get(MODEL, []):
+        for row in rows if {"memory", "fits"} <= {*head} else ():
+            ways.setdefault(row[0], set()).add(row[head.index("memory")])
+    yield from (f"page 09: {way} takes {', '.join(sorted(sizes))}" for way, sizes in ways.items() if len(sizes) > 1)
 
 
 def _is_ratio(table: Table, column: str) -> bool:

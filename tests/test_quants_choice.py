@@ -272,7 +272,7 @@ def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(source, tm
     axes.figure.canvas.draw()
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert "1e-02" in labels and "$" not in "".join(labels), "this style writes no formulas"
-    assert {text.get_text() for text in axes.texts} == {"big", "small"}
+    assert {text.get_text() for text in axes.texts} == {"big, KL 0", "small"}
     assert (
         axes.get_title() or axes.get_title("left")
     ) == "2 tokens per second at 4.5 bits per weight, with KL 0.01 ± 0.001 nats"

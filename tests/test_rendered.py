@@ -3,6 +3,7 @@
 import re
 
 import model_files
+import pandas as pd
 import pytest
 
 import kit
@@ -109,5 +110,17 @@ def test_fewer_bits_are_predicted_where_memory_is_the_limit(said, monkeypatch):
     by_name = {each.change[:4]: each for each in opportunities._bits(study)}
     assert 1 < by_name["Q3_K"].times < 2 and by_name["Q3_K"].by == "predicted"
     assert by_name["Q3_K"].command.startswith("kit quants ") and "--to Q3_K" in by_name["Q3_K"].command
+    lines = opportunities.told(study, [*by_name.values()]).splitlines()
+    assert max(len(line) for line in lines if "kit quants" not in line) <= 80, "the name of a way is one word"
     monkeypatch.setattr(opportunities.answer_table, "NEAR", 1.1)
     assert opportunities._bits(study) == [], "arithmetic is the limit: fewer bytes do not help"
+
+
+def test_the_table_of_rounding_has_whole_names_in_80_columns():
+    """It had "preci...", "int16..." and "1,024.0 positions" in 90 columns."""
+    names = ["float32", "int16 activations", "int8 activations"]
+    row = {"perplexity": 4.68, "perplexity_error": 0.67, "ratio": 1.0, "ratio_error": 2e-3, "kl": 2.4e-08, "kl_error": 3e-09}
+    data = pd.DataFrame([row | {"same": 0.999, "tokens": 1024.0, "command": "--linear fused-int16"}] * 3, index=names)
+    lines = sentences.rounding(data).splitlines()
+    assert max(map(len, lines)) <= 80 and "1,024 positions" in lines[0] and lines[1].split()[0] == "way"
+    assert [line.split()[0] for line in lines[2:]] == ["exact", "int16", "int8"] and "..." not in "".join(lines)

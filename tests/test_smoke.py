@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 
 import nbformat
 import pytest
-from contradictions import wrong_ratios
+from contradictions import of_pages, wrong_ratios
 
 from kit.lab.claims import gates, records
 from kit.lab.measuring import machine
@@ -83,6 +83,11 @@ def test_figures_of_one_run_agree_with_each_other(runs):
             rows = records.read([folder / f"{name}.jsonl"])
             for quantity in {row.quantity for row in rows}:
                 assert not printed_otherwise(told[name], quantity, rows), f"{folder / name}: {quantity}"
+
+
+def test_the_rendered_pages_have_one_value_of_each_quantity(runs):
+    for folder in runs:
+        assert of_pages(folder) == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -28,7 +28,7 @@ def test_names_of_committed_runs_stay():
     assert [way.quantity for way in BLOCK_WAYS] == [row.quantity for row in OURS.values()]
     assert [way.precision for way in BLOCK_WAYS] == ["float32", "int16 activations", "int8 activations"]
     assert [row.title for row in (EXACT, *ROUNDED, COMPARED[PEER])] == [
-        "kit", "kit, 16-bit activations", "kit, 8-bit activations", "llama.cpp, the file mapped",
+        "kit, exact", "kit, int16", "kit, int8", "llama.cpp, the file mapped",
     ]  # fmt: skip
     held = [
         Way("Pinned", 1 << 30, linear="fused", holds="pinned"), Way("LRU", 1 << 30, linear="fused", holds="slots"),

@@ -90,7 +90,7 @@ def test_a_busy_machine_gives_no_comparison(tmp_path, how):
 def test_a_bound_that_a_way_beats_is_a_warning(tmp_path):
     way = row_of("a token, blocks as they lie", 0.06, lower=0.045)
     [found] = leads_of(tmp_path, [way], "my.gguf", ENGINES)
-    assert "llama.cpp, the file mapped: 38.5 ms per token beats the bound of 45.0 ms" in found.beaten
+    assert "llama.cpp, the file mapped: 38.5 ms per token beats the limit of 45.0 ms" in found.beaten
     records.append(tmp_path / "07_memory_frontier.jsonl", way)
     run = runs.Run(tmp_path, runs.Request(model="my.gguf"), "m", "0", "c", "now", planned=["07_memory_frontier"])
     assert found.beaten in index.write(run).read_text()
@@ -180,7 +180,7 @@ def test_the_limit_is_that_of_the_minutes_in_which_the_engines_ran(tmp_path):
     engines = {name: row | {"gbps": [10.0, 11.0, 10.5]} for name, row in ENGINES.items() if row["speed"] == row["speed"]}
     engines["kit, int8 activations"]["samples"] = [24.5, 24.0, 26.5]
     [found] = leads_of(tmp_path, [row_of("a token, blocks as they lie", 0.06, lower=0.003)], "m", engines, bytes=4e8)
-    assert found.bound.name == "the limit of these minutes" and found.bound.seconds == pytest.approx(4e8 / 10.6e9)
+    assert found.bound.name == lead.MINUTES and found.bound.seconds == pytest.approx(4e8 / 10.6e9)
     assert found.compared.startswith("as fast as llama.cpp (") and not found.beaten
     engines["kit"]["samples"] = [9.0, 10.0, 100.0]
     [faster] = leads_of(tmp_path, [], "m", engines, bytes=4e8)

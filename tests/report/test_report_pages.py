@@ -322,7 +322,7 @@ def executed(folder, name: str, *cells: tuple[str, str]):
     made = [v4.new_markdown_cell(f"# {name}")]
     for tag, text in cells:
         output = v4.new_output("display_data", {"text/markdown": text})
-        made.append(v4.new_code_cell("shown()", metadata={"tags": [tag]}, outputs=[output]))
+        made.append(v4.new_code_cell("shown()", metadata={"tags": [tag] * bool(tag)}, outputs=[output]))
     nbformat.write(v4.new_notebook(cells=made), folder / f"{name}.ipynb")
 
 

@@ -90,7 +90,7 @@ def _lines(table, advice):
     yield advice
     yield ""
     wide = max(len("file"), *map(len, table.index))
-    yield f"  {'file':<{wide}}  {'bytes':>9}  {'bits':>5}  way    {'tok/s':>7}  {'bound':>7}  {'memory':>9}  KL, nats"
+    yield f"  {'file':<{wide}}  {'bytes':>9}  {'bits':>5}  way    {'tok/s':>7}  {'limit':>7}  {'resident':>9}  KL, nats"
     for name, row in table.iterrows():
         mark, lost = "*" if row["best"] else " ", format_kl(row["kl"], row["kl_error"])
         yield (
@@ -98,4 +98,4 @@ def _lines(table, advice):
             f"{row['speed']:>7.3g}  {row['bound']:>7.3g}  {format_bytes(row['memory']):>9}  {lost}"
         )
     yield ""
-    yield f"* no other row is both faster and closer. The bound: memory at {table['gbps'].iloc[0]:.1f} GB/s, the best measured."
+    yield f"* no other row is both faster and closer. The limit: memory at {table['gbps'].iloc[0]:.1f} GB/s, the best measured."

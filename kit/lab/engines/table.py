@@ -38,8 +38,10 @@ def rounding(product: Multiplied) -> str:
 def _of_kit(product: Multiplied) -> ComparedWay:
     precision = rounding(product)
     if product.exact:
-        return ComparedWay("kit", "kit", "blocks, exact products", "a token, blocks as they lie", precision, "exact", product)
-    label, title = f"blocks, {precision}", f"kit, {product.bits}-bit activations"
+        return ComparedWay(
+            "kit", "kit, exact", "blocks, exact products", "a token, blocks as they lie", precision, "exact", product
+        )
+    label, title = f"blocks, {precision}", f"kit, {product.activations}"
     return ComparedWay(f"kit, {precision}", title, label, f"a token, {label}", precision, product.activations, product)
 
 

@@ -278,10 +278,10 @@ def _change(found: Conclusion) -> list[str]:
         times = f" {default.seconds / best.seconds:.2f} times as fast," if default else ""
         text = f"With kit: take {best.way.precision},{times} if you accept their loss of quality ({lost})."
     elif best is default and best.way in BLOCK_WAYS:
-        text = "With kit: change nothing. The exact way from the file's blocks is as fast as any here."
+        text = "With kit: change nothing. exact, from the file's blocks, is as fast as any way here."
     elif best is default:
         needs = format_bytes(study.room.beside + sum(use.nbytes for use in study.uses))
-        text = f"With kit: change nothing within this memory; {needs} for the process hold the whole file."
+        text = f"With kit: change nothing within this memory; {needs} hold the whole file."
     else:
         text = f"With kit: take {best.name}."
     return [text, f"    {command(study, best.way)}"]

@@ -72,7 +72,7 @@ def _memory(study: Study) -> list[Opportunity]:
     then = predict(BLOCKS, tensors, study.order, study.costs, study.machine, None)
     needs = study.room.beside + study.room.nbytes
     cost = f"{format_bytes(max(0, needs - study.room.limit))} more memory"
-    change = f"{format_bytes(needs)} for the process, which hold the whole file"
+    change = f"{format_bytes(needs)} of memory, which hold the whole file"
     return [Opportunity(change, "kit's default", now.seconds / then.seconds, "predicted", then.seconds, cost)]
 
 
@@ -82,12 +82,13 @@ def _bits(study: Study) -> list[Opportunity]:
     near = next((each for each in ways if answer.share(study, each).median >= answer_table.NEAR), None)
     if near is None or study.file.path is None:
         return []
-    nbytes, found = bytes_used(study.read), []
+    nbytes, found, now = bytes_used(study.read), [], near.name.partition(",")[0]
+    now = answer_table.SHORT.get(near.way.precision, near.name) if near.way and not near.way.holds else now
     for name in _FEWER:
         width = FORMATS[name].bits_per_weight / 8
         fewer = sum(bytes_used([use], min(width, use.nbytes / use.elements)) for use in study.read)
         command = f"kit quants {answer.name_of(study)} --to {name}"
-        found.append(Opportunity(f"{name} for every tensor of more bits", near.name, nbytes / fewer, "predicted",
+        found.append(Opportunity(f"{name} for every tensor of more bits", now, nbytes / fewer, "predicted",
                                  near.seconds * fewer / nbytes, "quality, which the command measures", command))  # fmt: skip
     return found
 

@@ -186,9 +186,9 @@ def rows(table: pd.DataFrame) -> pd.DataFrame:
         "bytes": table["bytes"].map(format_bytes),
         "bits per weight": table["bits"],
         "tokens per second": table["speed"],
-        "bound": table["bound"],
+        "limit": table["bound"],
         "KL, nats": [format_kl(*pair) for pair in zip(table["kl"], table["kl_error"], strict=True)],
-        "memory": table["memory"].map(format_bytes),
+        "resident": table["memory"].map(format_bytes),
         "on the front": table["best"],
     }
     if table.get("other", pd.Series(dtype=str)).any():
@@ -200,15 +200,16 @@ def figure(table: pd.DataFrame):
     """(figure, axes): speed against loss, a point for each row, the front as a line, each file's bound as a dash."""
     chart, axes = figures.new(height=4.2)
     shown = table.assign(x=table["kl"].clip(lower=table["kl"][table["kl"] > 0].min() / 3 if (table["kl"] > 0).any() else 1e-4))
+    limit = f"limit at {table['gbps'].max():.1f} GB/s"
     for way, (mark, color) in zip(WAYS, _MARKS, strict=False):
         part = shown[shown["way"] == way]
         axes.errorbar(part["x"], part["speed"], xerr=part["kl_error"], fmt=mark, color=color, label=f"{way}", capsize=2)
-        axes.plot(part["x"], part["bound"], "_", color=figures.BLACK, markersize=14, label="bound" if way == "exact" else None)
+        axes.plot(part["x"], part["bound"], "_", color=figures.BLACK, markersize=14, label=limit if way == "exact" else None)
     names = _short([*dict.fromkeys(map(str, shown.index))])
     faster = shown.sort_values("speed").groupby(level=0).last().sort_values("x")  # way of each file
     for number, (name, row) in enumerate(faster.iterrows()):  # neighbors' names are above and below their points
         place = {"xytext": (0, -16 if number % 2 else 8), "textcoords": "offset points", "ha": "center"}
-        axes.annotate(names[name], (row["x"], row["speed"]), fontsize=8, **place)
+        axes.annotate(names[name] + ", KL 0" * (row["kl"] == 0), (row["x"], row["speed"]), fontsize=8, **place)
     best = shown[shown["best"]].sort_values("x")
     axes.plot(best["x"], best["speed"], color=figures.GREEN, linewidth=1.2, zorder=0, label="nothing is faster and closer")
     figures.log(axes, "x", write="{:.0e}".format)

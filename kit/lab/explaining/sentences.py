@@ -194,16 +194,21 @@ def sections(
     title = f"MEASURED, {len(study.layers)} OF {study.facts['layers']} LAYERS (seconds per token of these alone)"
     yield "measured", plain, more(title, study.checked()) if study.part and part.measured else ""
     yield "not_measured", {way.label: why for way, why in part.unmeasured.items()}, ""
-    title, data = "WHAT ROUNDING DOES TO THE ANSWERS", study.quality
-    if isinstance(data, str):
-        yield "no_quality", data, f"{title}\n{paragraph(f'Not measured: {data}')}"
-    else:
-        title += f" ({data.tokens.iloc[0]:,} positions of English, one standard error)"
-        narrow = quality.with_errors(data).rename(columns={"KL to float32 (nats)": "KL (nats)"})  # a way's name stays whole
-        yield "no_quality", "", f"{title}\n{as_text(narrow)}"
+    data = study.quality
+    yield "no_quality", data if isinstance(data, str) else "", rounding(data)
     yield "quality", [] if isinstance(data, str) else rows(data), ""
     yield from _tables(study, everything, rows, table, more)
     yield "says", [what(study), how(study), advise(found)], _rest(study)
+
+
+def rounding(data) -> str:
+    """The table of kit.lab.predicting.quality in 80 columns, or why there is none."""
+    title = "WHAT ROUNDING DOES TO THE ANSWERS"
+    if isinstance(data, str):
+        return f"{title}\n{paragraph(f'Not measured: {data}')}"
+    title += f" ({int(data.tokens.iloc[0]):,} positions, one standard error)"
+    narrow = quality.with_errors(data).rename(columns={"KL to float32 (nats)": "KL (nats)"}).drop(columns="kit perplexity")
+    return f"{title}\n{as_text(narrow.rename(index=answer_table.SHORT).rename_axis('way'))}"
 
 
 def _tables(study, everything, rows, table, more):

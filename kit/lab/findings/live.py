@@ -162,7 +162,7 @@ def replay_agrees(runs: list[Live]) -> pd.DataFrame:
     return tables.frame(rows, "policy", "hits", "replayed", "prefetched", "evictions", "evictions replayed", "all counts agree")
 
 
-RATES = dict.fromkeys(["of the bound", "byte hit rate"], "{:.1%}")  # how a page writes columns of ``table``
+RATES = dict.fromkeys(["of the limit", "byte hit rate"], "{:.1%}")  # how a page writes columns of ``table``
 
 
 def table(runs: list[Live], file, machine) -> pd.DataFrame:
@@ -175,13 +175,13 @@ def table(runs: list[Live], file, machine) -> pd.DataFrame:
         most = fastest(machine, file, warm)
         rows.append((run.label, speed, most, speed / most, speed * per_token / 1e9))
         rows[-1] += run.warm_byte_hit_rate, run.stats.resident_bytes / 2**20
-    names = "tok/s", "at most", "of the bound", "weights, GB/s", "byte hit rate", "resident MiB"
+    names = "tok/s", "at most", "of the limit", "weights, GB/s", "byte hit rate", "resident MiB"
     return tables.frame(rows, "run", *names)
 
 
 def bounded(table: pd.DataFrame) -> tuple[bool, str]:
     """Arguments of Session.gate: whether every run of a ``table`` is below its bound, and which is not."""
-    most = table["of the bound"]
+    most = table["of the limit"]
     return bool(
         (most <= NOISE).all()
     ), f"{most.idxmax()} is {most.max():.3g} times as fast as its bound allows, so the bound is wrong"

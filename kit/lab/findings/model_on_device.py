@@ -106,7 +106,7 @@ def table(points: pd.DataFrame, gpu: Limits) -> pd.DataFrame:
     not."""
     least = points["bytes"].map(gpu.seconds_to_read)
     told = {
-        "tok/s": 1 / points["seconds"], "bound tok/s": 1 / least, "of the bound": least / points["seconds"],
+        "tok/s": 1 / points["seconds"], "bound tok/s": 1 / least, "of the limit": least / points["seconds"],
         "GB/s": points["bytes"] / points["seconds"] / 1e9, "left out": points["missing"],
     }  # fmt: skip
     return points[["context", "KV cache"]].assign(**told).set_index(["context", "KV cache"])

@@ -89,7 +89,7 @@ def by_history_type(weights, positions: int, times: float, weight_bytes: float, 
         nbytes = weight_bytes + times * positions * step.cache.bytes_per_position
         rows[kv] = middling, 1 / middling, nbytes, 1 / machine.seconds_to_read(nbytes)
     table = frame(rows, "keys and values", "token, s", "tok/s", "bytes read", "at most")
-    return table.assign(**{"of the bound": table["tok/s"] / table["at most"]})
+    return table.assign(**{"of the limit": table["tok/s"] / table["at most"]})
 
 
 @once_a_run

@@ -12,6 +12,7 @@ from statistics import median
 from kit.lab.claims.gates import NOISE
 from kit.lab.claims.records import Record
 from kit.lab.engines.table import BUSY_TOLD, COMPARED, EXACT, OURS, PEER
+from kit.lab.explaining.answer_table import LIMIT
 from kit.lab.measuring import measurements
 from kit.lab.measuring.minutes import Minutes, compared
 from kit.lab.measuring.state import BUSY
@@ -24,7 +25,7 @@ from kit.units import format_seconds
 MEASURED_IN = ("07_memory_frontier", "09_your_model")
 EXPERTS = "10_experts"  # a mixture in a part of the memory that it takes
 PEER_OF_EXPERTS = "a token, llama.cpp, mapped"
-MINUTES = "the limit of these minutes"
+MINUTES = f"{LIMIT}, these minutes"
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Lead:
             bar for bar in self.bars if self.bound and bar.kind != "bound" and best(bar.samples) * NOISE < self.bound.seconds
         ]
         told = [f"{bar.name}: {format_seconds(min(bar.samples))} per token" for bar in faster]
-        return f"{'; '.join(told)} beats the bound of {format_seconds(self.bound.seconds)}: the bound is wrong" if told else ""
+        return f"{'; '.join(told)} beats the limit of {format_seconds(self.bound.seconds)}: the limit is wrong" if told else ""
 
 
 def leads(run: Run, rows: list[Record]) -> list[Lead]:
@@ -145,7 +146,7 @@ def _of_file(run: Run, rows: list[Record]) -> Lead | None:
         told = f"bytes of a token at {now.read_gbps:.1f} GB/s, at which the file's pages were read in turn with the ways"
         bars.append(Bar(MINUTES, told, "bound", (now.least,), explain))
     elif least := [row.lower for row in own if row.quantity == EXACT.quantity and row.lower]:
-        bars.append(Bar("the bound", "bytes of a token, read once from memory", "bound", (min(least),), explain))
+        bars.append(Bar(LIMIT, "bytes of a token, read once from memory in its best minutes", "bound", (min(least),), explain))
     name = str(model or peers.get("file") or f"the model of the profile {run.request.profile}").rsplit("/", 1)[-1]
     return Lead(name, _slowest_first(bars), notebook, busy, not model)
 
@@ -172,7 +173,7 @@ def _of_mixture(run: Run, rows: list[Record]) -> Lead | None:
     bars = [Bar(f"kit, {way}", "", "own", tuple(best.samples), command)]
     bars += [Bar(COMPARED[PEER].title, "", "peer", tuple(row.samples), command) for row in own if row not in ours]
     if best.lower:
-        bars.append(Bar("the bound", best.lower_source, "bound", (best.lower,), command))
+        bars.append(Bar("limit of memory and disk", best.lower_source, "bound", (best.lower,), command))
     name = str(best.parameters.get("mixture") or "a mixture of experts that memory does not hold")
     name += f", {limit.partition(' (')[0]}" if (limit := best.parameters.get("limit")) else ""
     return Lead(name, _slowest_first(bars), EXPERTS, _busy({}, rows), not run.request.model)
