@@ -278,7 +278,7 @@ def _change(found: Conclusion) -> list[str]:
         times = f" {default.seconds / best.seconds:.2f} times as fast," if default else ""
         text = f"With kit: take {best.way.precision},{times} if you accept their loss of quality ({lost})."
     elif best is default and best.way in BLOCK_WAYS:
-        text = "With kit: change nothing. exact, from the file's blocks, is as fast as any way here."
+        text = "With kit: change nothing: exact, from the file's blocks, is as fast as any way here."
     elif best is default:
         needs = format_bytes(study.room.beside + sum(use.nbytes for use in study.uses))
         text = f"With kit: change nothing within this memory; {needs} hold the whole file."
