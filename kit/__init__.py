@@ -43,12 +43,22 @@ TORCH_VARIABLES = {
     "OMP_WAIT_POLICY": "passive",  # idle threads of torch would spin for 3 ms after each operation, on the kit's cores
 }
 
+_TUNED = "KIT_TUNED"  # the variable that names those that tune_torch has set
+
 
 def tune_torch() -> None:
     """Set the variables of TORCH_VARIABLES that are not set, for this process and those that it starts. The kit's own processes
     (commands, kernels of `kit reproduce`, children that measure) do; a script may, before it imports torch."""
     for name, value in TORCH_VARIABLES.items():
-        os.environ.setdefault(name, value)
+        if name not in os.environ:
+            os.environ |= {name: value, _TUNED: f"{os.environ.get(_TUNED, '')} {name}".strip()}
+
+
+def environment_of_user() -> dict[str, str]:
+    """The environment as it was before `tune_torch`, here or in the process that started this one: for programs of the user,
+    whose threads would sleep between all parts of a token."""
+    added = (*os.environ.get(_TUNED, "").split(), _TUNED)
+    return {name: value for name, value in os.environ.items() if name not in added}
 
 
 @contextmanager

@@ -140,6 +140,7 @@ OWN = {
     "KIT_DOING",
     "KIT_READING",
     "KIT_TAKEN",
+    "KIT_TUNED",
     "KIT_DRAWS",
     "KIT_KILLS",
     "KIT_KILLS_LOG",

@@ -11,10 +11,11 @@ from click.testing import CliRunner
 from invented import pasted_data
 
 import kit
-from kit.errors import EngineError, ReportError
+from kit.errors import EngineError, ReportError, ServerError
 from kit.lab.commands.cli import main
 from kit.lab.engines import bounds_of, turns
 from kit.lab.engines.base import Cpu, EngineFacts, Pass
+from kit.lab.engines.started import Started
 from kit.lab.engines.table import kinds, opened
 from kit.lab.explaining import answer, beside_kit, pasted, roofline
 from kit.lab.explaining.study import Study
@@ -62,6 +63,28 @@ def test_llama_bench_is_read_by_its_json(tmp_path):
     assert (facts.version, facts.threads, facts.kv) == ("b5163 (8cf427ff)", 2, ("q8_0", "f16"))
     assert facts.flags["options"] == "-t 2 -fa 1 -ctk q8_0" and json.dumps(facts.to_json())
     assert sum(engine.cpu_times()) > 0
+
+
+@pytest.mark.parametrize("mine", [None, "passive", "active"])
+def test_a_program_of_the_user_gets_the_environment_of_the_user(tmp_path, monkeypatch, mine):
+    """kit's commands set OMP_WAIT_POLICY=passive for torch: with it each of llama-bench's threads sleeps at every barrier."""
+    for name in (*kit.TORCH_VARIABLES, "KIT_TUNED"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    if mine:
+        monkeypatch.setenv("OMP_WAIT_POLICY", mine)
+    then = (
+        "import os; row['build_commit'] = 'has ' + ' '.join(n + '=' + v for n, v in os.environ.items() if n in %r)\n" + PRINTED
+    )
+    path = bench(tmp_path, then=then % [*kit.TORCH_VARIABLES, "KIT_TUNED"])
+    kit.tune_torch()
+    engine = opened(str(path), tmp_path / "m.gguf")
+    engine.decode(8)
+    assert engine.facts.version == f"b5163 (has {f'OMP_WAIT_POLICY={mine}' if mine else ''})"
+    server = bench(tmp_path, "llama-server")
+    server.write_text(f"#!{sys.executable}\nimport os, sys\nprint('has', os.environ.get('OMP_WAIT_POLICY'))\nsys.exit(3)\n")
+    with pytest.raises(ServerError, match=f"ended with 3: has {mine}"), Started(str(server), tmp_path / "m.gguf"):
+        pass
 
 
 def test_threads_replace_those_that_the_user_gave(tmp_path):

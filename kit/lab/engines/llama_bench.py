@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+import kit
 from kit.errors import EngineError
 from kit.lab.engines.base import Cpu, EngineFacts, Pass
 from kit.lab.engines.options import count_of
@@ -73,7 +74,8 @@ class LlamaBench:
     def _run(self, command: list[str]) -> subprocess.CompletedProcess:
         before = psutil.Process().cpu_times()
         try:
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60 * _MINUTES)
+            how = {"capture_output": True, "text": True, "errors": "replace", "timeout": 60 * _MINUTES}
+            done = subprocess.run(command, env=kit.environment_of_user(), **how)
         except OSError as error:
             raise EngineError(f"--engine {self.label}: {self._binary}: {error.strerror}") from None
         except subprocess.TimeoutExpired:

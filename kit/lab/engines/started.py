@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx2 as httpx
 
+import kit
 from kit import system
 from kit.errors import ServerError
 from kit.lab.engines import llama_cpp
@@ -54,7 +55,7 @@ class Started:
         else:
             command = [words[0], *options]
         self._said = tempfile.TemporaryFile("w+")
-        given = os.environ | llama_cpp.ENVIRONMENT | (environment or {})
+        given = kit.environment_of_user() | (llama_cpp.ENVIRONMENT if words[0] == WHEEL else {}) | (environment or {})
         try:
             self.process = run(command, stdin=subprocess.PIPE, stdout=self._said, stderr=self._said, text=True, env=given)
         except OSError as error:
