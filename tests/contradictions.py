@@ -20,7 +20,7 @@ QUOTIENTS = {  # column -> over / under, columns of its row; "@ x": of the row x
     "times the least": "token / least",
     "times this machine's": "~ GB/s needed / 1",
     "factor": "predicted / measured",
-    "faster": "predicted @ the first row / predicted",
+    "speed": "predicted @ the first row / predicted",
 }
 OTHERWISE = {  # column that looks like a ratio -> why its row does not hold what it is of
     "gain by FLOPs, attention free": "1 / (1 - share); test_attention_page.py has it",

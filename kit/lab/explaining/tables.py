@@ -213,7 +213,9 @@ def formatted(table: pd.DataFrame) -> pd.DataFrame:
     known = dict.fromkeys(table, format_seconds) if table.index.name == DEPTH else _FORMATS
     texts = {name: values.astype(object).map(known.get(name, number), "ignore") for name, values in table.items()}
     frame = pd.DataFrame(texts, index=table.index, dtype=object).fillna("–")
-    return frame.assign(faster=frame["faster"] + " " + frame.pop("by")) if "by" in frame else frame
+    if "by" in frame:
+        frame = frame.assign(faster=frame["faster"] + " " + frame.pop("by")).rename(columns={"faster": "speed"})  # may be 0.3x
+    return frame
 
 
 def as_text(table: pd.DataFrame) -> str:
