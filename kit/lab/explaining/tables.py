@@ -222,6 +222,6 @@ def as_text(table: pd.DataFrame) -> str:
     """A table of text as columns, the index first; the index is cut where the lines would be longer than the terminal."""
     lines = table.map(printable).set_axis([""] * len(table)).to_string().split("\n")
     keys = [table.index.name or "", *map(printable, table.index)]
-    room = min(max(map(len, keys)), max(8, width() - len(lines[0])))
+    room = min(max(map(len, keys)), max(8, width() - 1 - len(lines[0])))
     cut = [key if len(key) <= room else f"{key[: room - 3]}..." for key in keys]
-    return "\n".join(f"{key:{room}}{line}" for key, line in zip(cut, lines, strict=True))
+    return "\n".join(f"{key:{room}} {line}" for key, line in zip(cut, lines, strict=True))
