@@ -12,9 +12,10 @@ from pathlib import Path
 
 from benchmarks import _speeds, waits
 from benchmarks._pictures import by_memory, pictures
-from benchmarks._records import FULL, REFERENCE, explained, newest, row, rows, ways_of
+from benchmarks._records import FULL, REFERENCE, explained, explanation, newest, row, rows, ways_of
 from kit import __version__
 from kit.lab.claims import table as claims
+from kit.lab.engines.table import PEER, ROUNDED
 from kit.lab.findings import reported
 from kit.lab.measuring import machine
 from kit.system.paths import ROOT
@@ -70,6 +71,8 @@ def sentences() -> dict[str, tuple[str, ...]]:
     medians = waits.medians([*_speeds.runs("waits")])
     waited = {what: f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s" for what, seconds in medians.items()}
     low, high = _speeds.extremes("decode")
+    ways = explanation()[0]["ways"]
+    peer, int8 = ways[PEER], ways[ROUNDED[-1].label]
     return {
         "README.md": (
             *story,
@@ -85,6 +88,7 @@ def sentences() -> dict[str, tuple[str, ...]]:
         "docs/speeds.md": (
             f"decodes {low:.2g} to {high:.2g} times as fast",
             "prompts {:.2g} to {:.2g} times as fast".format(*_speeds.extremes("prefill of 512")),
+            f"has int8 {peer[0] / int8[0]:.2g} times as fast as llama.cpp",
         ),
     }
 
