@@ -5,7 +5,7 @@
     make mutate ROOM=kit/lab/claims EVERY=5          # each module of a folder that TESTS has a row for
 
 A mutant is made in a forked process: the functions and methods of the imported module take its code. Prints the line of each
-that no test noticed; the exit code is their number, 99 at most.
+that no test noticed and that ALIKE does not explain; the exit code is their number, 99 at most.
 """
 
 import argparse
@@ -56,6 +56,15 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
     "kit.cache.policies.base": ["tests/test_cache_policies.py"],
     "kit.cache.store": ["tests/test_cache_store.py"],
     "kit.cache.replay": ["tests/test_cache_policies.py", "tests/test_cache_traces.py"],
+}
+
+
+ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives does what the line does
+    ("kit.lab.claims.gates", "if high > NOISE * low:"): "two bounds that differ by 2% to the last bit of a product",
+    (
+        "kit.cache.policies.base",
+        "self._uses[key] = uses[0] + 1 if uses else 1",
+    ): "counts that all begin at 2, or grow by 2, keep their order",
 }
 
 
@@ -131,15 +140,17 @@ if __name__ == "__main__":
         again = [[sys.executable, __file__, name, *TESTS[name], "--every", str(asked.every)] for name in names]
         sys.exit(min(99, sum(subprocess.run(command).returncode for command in again)) if names else f"no row: {asked.room}")
     module = importlib.import_module(asked.module)
-    text = Path(module.__file__).read_text("utf-8")
-    tree, lines = ast.parse(text), text.splitlines()
+    source = Path(module.__file__).read_text("utf-8")
+    tree, lines = ast.parse(source), source.splitlines()
     if noticed(module, tree, asked.tests):
         sys.exit("the tests fail without a mutant")
     chosen, survived = range(0, len(places(tree)), asked.every), []
     for number in chosen:
         changed, line = mutant(tree, number)
-        if not noticed(module, changed, asked.tests):
+        text = lines[line - 1].strip()
+        explained = any(name == asked.module and text.startswith(start) for name, start in ALIKE)
+        if not noticed(module, changed, asked.tests) and not explained:
             survived.append(line)
-            print(f"{module.__file__}:{line}: {lines[line - 1].strip()}", flush=True)
-    print(f"{len(chosen) - len(survived)} of {len(chosen)} mutants of {asked.module} noticed")
+            print(f"{module.__file__}:{line}: {text}", flush=True)
+    print(f"{len(chosen) - len(survived)} of {len(chosen)} mutants of {asked.module} noticed, or explained in ALIKE")
     sys.exit(min(99, len(survived)))

@@ -125,6 +125,12 @@ def test_a_module_that_is_mutated_has_tests_that_import_it(module):
     assert any(re.search(rf"(?m)^(from|import) .*\b{leaf}\b|kit\.{leaf}\(", text) for text in texts)
 
 
+def test_a_mutant_that_is_explained_is_of_a_line_that_is_there():
+    for (module, start), why in mutants.ALIKE.items():
+        lines = Path(find_spec(module).origin).read_text(encoding="utf-8").splitlines()
+        assert sum(line.strip().startswith(start) for line in lines) == 1 and why, start
+
+
 def test_a_class_has_a_name_of_its_own():
     """Over all rooms: who reads a name knows which class it is."""
     homes = defaultdict(set)
