@@ -5,13 +5,12 @@ from math import inf
 from kit.lab.drafts.explain import DRAFTED
 from kit.lab.explaining.lines import paragraph
 from kit.lab.explaining.tables import as_text
-from kit.lab.measuring.busy import Busy
+from kit.lab.measuring.busy import WORTH, Busy
 from kit.lab.tables import frame
 from kit.units import format_bytes, format_seconds
 
 _NAMES = {"ngram": "text that repeats", "mtp": "the file's MTP head"}
 NONE = "–"
-WORTH = 1.05  # times as fast: less is what one answer cannot tell from none
 
 
 def text(data: dict) -> str:
