@@ -274,17 +274,18 @@ def _with_engines(file, engines, threads, depth, others, markdown, figure, as_js
         raise EngineError(f"{file}: an engine needs the file on this machine: download it first")
     if markdown and as_json:
         raise EngineError("give --markdown or --json, not both")
-
-    def say(text):
-        click.echo(f"[{time.perf_counter() - began:5.1f} s] {text}", err=True)
-
-    began = time.perf_counter()
-    data = of_engines.explain(file, engines or of_engines.usual(), counts_of(threads), depth or 0, say)
+    data = of_engines.explain(file, engines or of_engines.usual(), counts_of(threads), depth or 0, _teller())
     if figure:
         roofline.save(data, figure)
     if as_json:
         return to_json(data)
     return pasted.markdown(data) if markdown else "\n\n".join(map(wrapped, of_engines.told(data)))
+
+
+def _teller():
+    """What is called with each step of progress: it prints them with the seconds since now."""
+    began = time.perf_counter()
+    return lambda text: click.echo(f"[{time.perf_counter() - began:5.1f} s] {text}", err=True)
 
 
 def _with_draft(file, draft, as_json) -> str:
@@ -301,12 +302,7 @@ def _with_draft(file, draft, as_json) -> str:
         raise CacheError(f"--draft measures drafts: leave out {', '.join('--' + name.replace('_', '-') for name in others)}")
     if is_server(file) or is_remote(file):
         raise CacheError(f"{file}: --draft runs the file: download it first")
-
-    def say(text):
-        click.echo(f"[{time.perf_counter() - began:5.1f} s] {text}", err=True)
-
-    began = time.perf_counter()
-    data = explain.explain(file, draft, say)
+    data = explain.explain(file, draft, _teller())
     return to_json(data) if as_json else words.text(data)
 
 

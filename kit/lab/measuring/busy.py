@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from kit.lab.measuring.state import BUSY
+from kit.lab.measuring.state import BUSY, seconds_of_all
 from kit.system import usable_cores
 
 WORTH = 1.05  # times as fast: less is no reason to change anything
@@ -80,8 +80,7 @@ def apart(faster: Iterable[float] | None, slower: Iterable[float] | None) -> boo
 
 def _of_others() -> float:
     """CPU seconds that processes used since the machine started, but for this one and what it started."""
-    total = psutil.cpu_times()
-    used = sum(total) - total.idle - getattr(total, "iowait", 0.0) - getattr(total, "guest", 0.0)
+    used = seconds_of_all()
     own = psutil.Process()
     ours = [own]
     with suppress(psutil.Error):

@@ -110,11 +110,15 @@ def quietest(
     return [taken[number] for number in sorted(first)], len(taken)
 
 
+def seconds_of_all() -> float:
+    """Seconds of cores that all processes have used so far."""
+    total = psutil.cpu_times()
+    return sum(total) - total.idle - getattr(total, "iowait", 0.0) - getattr(total, "guest", 0.0)
+
+
 def seconds_of_others(own: Iterable[psutil.Process]) -> float:
     """Seconds of cores that all processes but ``own`` have used so far."""
-    total = psutil.cpu_times()
-    busy = sum(total) - total.idle - getattr(total, "iowait", 0.0) - getattr(total, "guest", 0.0)
-    return busy - sum(times.user + times.system for times in (process.cpu_times() for process in own))
+    return seconds_of_all() - sum(times.user + times.system for times in (process.cpu_times() for process in own))
 
 
 def undisturbed(take: Callable[[], object], tries: int) -> tuple[object, float]:
