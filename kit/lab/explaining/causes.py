@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kit.lab.engines.watch import Seen
-from kit.lab.measuring.measure import interval_of
+from kit.lab.measuring.measure import interval_within
 
 NAMES = ("memory", "disk", "threads", "quota", "busy", "depth", "load", "pages", "swap", "reprocess", "overhead", "unexplained")
 PROMPT = "prompt"  # of a request: the positions that it had to compute, no fault
@@ -112,8 +112,7 @@ def account(rows: Sequence[dict[str, float]], of: str = DECODE, order: Iterable[
         values = [row.get(name, 0.0) for row in rows]
         if not any(values) and name != "unexplained":
             continue
-        low, high = (min(values), max(values)) if len(values) < 3 else interval_of(np.asarray(values))
-        low, high = max(low, min(values)), min(high, max(values))
+        low, high = interval_within(values)
         mean = float(np.mean(values))
         causes.append(Cause(name, mean, float(min(low, mean)), float(max(high, mean)), of=of))
     return causes

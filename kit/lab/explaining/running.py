@@ -18,7 +18,7 @@ from kit.lab.engines.watch import Seen, Watch
 from kit.lab.explaining import causes, remedies
 from kit.lab.explaining.causes import DECODE, DEEP, FIRST, PROMPT, TURN, Cause, Window, split
 from kit.lab.explaining.remedies import ServerFacts
-from kit.lab.measuring import measure, slices, state
+from kit.lab.measuring import slices, state
 from kit.lab.predicting.remembered import by_kind
 from kit.model.hyperparameters import read_config
 from kit.model.layers.kind import KV_TYPES, Memory
@@ -387,12 +387,3 @@ class Running:
         told = f"after {depth:,} positions; keys and values need at least {format_seconds(longer / (self.gbps * 1e9))} of it"
         found = remedies.explained(taken, rows, self.facts, DEEP, {"depth": told})
         return {"positions": depth, "windows": taken, "causes": found}
-
-
-def interval(windows: list[Window]) -> tuple[float, float]:
-    """The 95 % interval of the seconds of a token, within what was sampled."""
-    values = [window.seconds for window in windows]
-    if len(values) < 2:
-        return values[0], values[0]
-    low, high = measure.interval_of(values)
-    return max(low, min(values)), min(high, max(values))

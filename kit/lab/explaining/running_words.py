@@ -7,8 +7,9 @@ import numpy as np
 from kit.lab.explaining import answer_table, causes, remedies
 from kit.lab.explaining.causes import Cause
 from kit.lab.explaining.lines import paragraph, width
-from kit.lab.explaining.running import NEAR, Running, interval
+from kit.lab.explaining.running import NEAR, Running
 from kit.lab.measuring.busy import NO_ADVICE, Busy
+from kit.lab.measuring.measure import interval_within
 from kit.system.paths import shown
 from kit.units import format_bytes, format_rate, format_seconds, printable
 
@@ -36,7 +37,8 @@ def decode_sections(running: Running) -> Iterator[tuple[str, object, str]]:
     yield "", None, _who(running)
     windows = running.windows
     yield "engine", engine(running), ""
-    token, (low, high) = float(np.mean([window.seconds for window in windows])), interval(windows)
+    seconds = [window.seconds for window in windows]
+    token, (low, high) = float(np.mean(seconds)), interval_within(seconds)
     least, got = running.least(NEAR), running.decodes
     received, asked = sum(each.answered for each in got), sum(each.asked for each in got)
     said = [each.report.predicted for each in got]
@@ -172,8 +174,8 @@ def _turn_told(running: Running) -> str:
 def _deep(running: Running) -> dict | None:
     if running.deep is None:
         return None
-    windows, (low, high) = running.deep["windows"], interval(running.deep["windows"])
-    token = float(np.mean([window.seconds for window in windows]))
+    seconds = [window.seconds for window in running.deep["windows"]]
+    token, (low, high) = float(np.mean(seconds)), interval_within(seconds)
     return {"positions": running.deep["positions"], "tokens_per_second": 1 / token, "seconds": token, "interval": [low, high]}
 
 

@@ -168,6 +168,12 @@ def interval_of(values) -> tuple[float, float]:
     return (float(np.exp(low)), float(np.exp(high))) if positive else (float(low), float(high))
 
 
+def interval_within(values) -> tuple[float, float]:
+    """``interval_of``, within what was sampled; of one sample that."""
+    low, high = interval_of(values) if len(values) > 1 else (-np.inf, np.inf)
+    return max(low, min(values)), min(high, max(values))
+
+
 def bootstrap_median(values) -> tuple[float, float]:
     """95 % interval of the median of ``values`` by resampling with replacement (fixed seed)."""
     values = np.asarray(values, dtype=float)
