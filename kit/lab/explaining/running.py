@@ -15,7 +15,7 @@ from kit.lab.engines import watch as watching
 from kit.lab.engines.meter import Received
 from kit.lab.engines.server import ServerClient
 from kit.lab.engines.watch import Seen, Watch
-from kit.lab.explaining import causes, remedies
+from kit.lab.explaining import causes, remedies, second_turn
 from kit.lab.explaining.causes import DECODE, DEEP, FIRST, PROMPT, TURN, Cause, Window, split
 from kit.lab.explaining.remedies import ServerFacts
 from kit.lab.measuring import slices, state
@@ -28,7 +28,6 @@ from kit.units import format_seconds
 NEAR, DEPTH = 48, 4096  # positions before the tokens that are timed
 ROUNDS, _LEAST, _MOST, _WINDOW = 3, 8, 32, 1.5  # windows; tokens of one, and the seconds that it should take
 LENGTHS = (16, 64, 512)  # of prompts
-_TURN, _MORE = 192, 16  # positions of a first turn, and those that a second one appends
 _LARGE = 0.75  # of a map by pages of 2 MiB: the rest costs less than can be measured
 _TEXT = "A large language model on a small computer answers slowly, because every token reads all of its weights once. "
 _KV_FLAGS = ("-ctk", "--cache-type-k")
@@ -144,6 +143,10 @@ class Running:
         self._nonce += fresh
         tokenizer, text = self.server.tokenizer, f"{self._nonce * 7919 % 9973} " + _TEXT * (positions // 8 + 2)
         return tokenizer.encode(text)[:positions] if tokenizer else []
+
+    def further(self, positions: int) -> list[int]:
+        """Token ids of as much text that follows another."""
+        return self.server.tokenizer.encode(_TEXT, special=False, ends=False)[:positions]
 
     def _text(self, positions: int) -> str:
         return (f"{self._nonce * 7919 % 9973} " + _TEXT * (positions // 16 + 1))[: 5 * positions]
@@ -316,34 +319,7 @@ class Running:
     @cached_property
     def turns(self) -> dict | None:
         """A second turn that only appends: positions computed again, seconds with the prefix cache and without."""
-        tokenizer = self.server.tokenizer
-        length = _TURN if self.per_position * _TURN < max(1.0, (self.budget - self.spent) / 4) else 48
-        if tokenizer is None or not self.prompts or (self.context and length + 2 * _MORE + 8 > self.context):
-            return None
-        first = self.prompt(length)
-        turn = self.ask(first, 8)
-        if turn.fault:
-            return None
-        said = [*turn.ids] or tokenizer.encode(turn.text, special=False, ends=False)
-        second = [*first, *said, *tokenizer.encode(_TEXT, special=False, ends=False)[:_MORE]]
-        on = self.ask(second, 1)
-        if on.fault or not on.first:
-            return None
-        whole = second if self.server.protocol.takes_ids else self.prompt(len(second))
-        off = self.ask(whole, 1, cached=False)
-        cold = off.first if not off.fault else None
-        new = len(second) - length - len(said)
-        computed = on.report.computed
-        if computed is None or (computed == len(second) and on.report.cached is None and self.server.name == "Ollama"):
-            whole_time = max((cold or length * self.per_position + self.overhead) - self.overhead, 1e-9)
-            computed = round(len(second) * min(1.0, max(0.0, on.first - self.overhead) / whole_time))
-        again = max(0, min(len(second), computed) - new - 1)  # the last token of the answer was never computed
-        if computed != on.report.computed and computed < len(second) / 2:
-            again = 0  # a time tells no less than that
-        return {
-            "positions": len(second), "new": new, "computed": computed, "again": again, "seconds": on.first,
-            "seconds_without_cache": cold,
-        }  # fmt: skip
+        return second_turn.measured(self)
 
     @cached_property
     def second_turn(self) -> list[Cause]:
