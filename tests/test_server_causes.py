@@ -16,7 +16,7 @@ import served
 
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.engines.owner import Owner
-from kit.lab.engines.watch import Holding, Seen
+from kit.lab.engines.watch import Holding, Seen, Watch
 from kit.lab.explaining import causes, remedies
 from kit.lab.explaining.causes import NAMES, Window, account, largest, split, with_depth
 from kit.lab.explaining.running import Running
@@ -135,6 +135,13 @@ def test_a_context_is_named_where_the_file_alone_would_fit():
     assert remedies.remedy("threads", facts, QUIET).startswith("start it with OMP_WAIT_POLICY=active")
     told = dataclasses.replace(facts, owner=Owner(1, sleepy=("OMP_WAIT_POLICY=passive", "--poll 0")))
     assert remedies.remedy("threads", told, QUIET).startswith("start it without OMP_WAIT_POLICY=passive and --poll 0: ")
+
+
+def test_a_window_begins_while_a_client_reads_so_it_lists_no_processes(monkeypatch):
+    """50 ms on a machine with many: pieces that had come at once were read 52 ms apart, and became the times of tokens."""
+    watch = Watch(Owner(None))
+    monkeypatch.setattr("psutil.process_iter", lambda: pytest.fail("listed meanwhile"))
+    watch.start()
 
 
 # ---- the real server

@@ -66,15 +66,15 @@ class _Counts(NamedTuple):
     throttled: float
     others: float
     stolen: float
-    processes: dict
 
 
 class Watch:
     """Counters of a server, from ``start`` to ``stop``. ``owner``: without a process there is nothing to watch, but for other
-    processes."""
+    processes. All processes are listed as it is made: that takes tens of milliseconds, in which no client could read."""
 
     def __init__(self, owner: Owner):
         self.owner, self._before, self._ended = owner, None, threading.Event()
+        self._listed = _list()
         self._looks = self._waits = 0
         self._sampler: threading.Thread | None = None
 
@@ -101,14 +101,7 @@ class Watch:
             self._waits += processes.waits_for_disk(self.owner.process)
 
     def _count(self) -> _Counts:
-        number, own = self.owner.process, _alive(self.owner.all)
-        total, each = psutil.cpu_times(), {}
-        for process in psutil.process_iter():
-            try:
-                times = process.cpu_times()
-                each[process.pid] = (times.user + times.system, process.name())
-            except psutil.Error:
-                continue
+        number, own, total = self.owner.process, _alive(self.owner.all), psutil.cpu_times()
         try:
             read = psutil.Process(number).io_counters().read_bytes if number else 0
         except (psutil.Error, AttributeError):
@@ -116,7 +109,7 @@ class Watch:
         return _Counts(
             time.perf_counter(), processes.threads(number) if number else {}, processes.work(number or 0), read,
             psutil.swap_memory().sin, groups.throttled(number) if number else 0.0,
-            _others(own), getattr(total, "steal", 0.0), each,
+            _others(own), getattr(total, "steal", 0.0),
         )  # fmt: skip
 
     def _between(self, before: _Counts, after: _Counts) -> Seen:
@@ -138,7 +131,7 @@ class Watch:
             work.kernel / max(1, len(workers)), max(0.0, after.throttled - before.throttled), work.major,
             max(0, after.read - before.read), swapped, cores, quota,
             max(0.0, (after.others - before.others) / seconds), max(0.0, (after.stolen - before.stolen) / seconds),
-            _busiest(before.processes, after.processes, seconds, {*self.owner.all, psutil.Process().pid}), self._gone(),
+            _busiest(self._listed, _list(), {*self.owner.all, psutil.Process().pid}), self._gone(),
             bool(number and workers), 0 if self.owner.gpu else sum(slept[each] for each in workers),
         )  # fmt: skip
 
@@ -157,8 +150,21 @@ def _alive(numbers: Iterable[int]) -> list[psutil.Process]:
     return [psutil.Process(number) for number in numbers if psutil.pid_exists(number)]
 
 
-def _busiest(before: dict, after: dict, seconds: float, own: set[int]) -> tuple[str, ...]:
-    """Names of the processes, but ``own``, that used most time, with their cores."""
+def _list() -> tuple[float, dict[int, tuple[float, str]]]:
+    """(now, process id -> seconds of a core that it used, its name)."""
+    now, each = time.perf_counter(), {}
+    for process in psutil.process_iter():
+        try:
+            times = process.cpu_times()
+            each[process.pid] = (times.user + times.system, process.name())
+        except psutil.Error:
+            continue
+    return now, each
+
+
+def _busiest(then: tuple, now: tuple, own: set[int]) -> tuple[str, ...]:
+    """Names of the processes, but ``own``, that used most time between two lists, with their cores."""
+    seconds, before, after = max(now[0] - then[0], 1e-9), then[1], now[1]
     used = {number: (spent - before.get(number, (0.0, ""))[0]) / seconds for number, (spent, _) in after.items()}
     rows = sorted((number for number in used if number not in own and used[number] > _NAMED), key=lambda number: -used[number])
     return tuple(f"{after[number][1]} (process {number}, {used[number]:.1f} cores)" for number in rows[:3])

@@ -167,10 +167,10 @@ class Running:
         if got.burst and not got.fault:  # all at once: what came before the first piece is the time of the tokens
             watch.start()
             again = self.ask(prompt, tokens, cached, positions, at_end=lambda: windows.append(watch.stop()))
-            short = self.ask(prompt, 1, cached, positions)
-            if again.fault or short.fault or again.answered < 3:
+            shorts = [self.ask(prompt, 1, cached, positions) for _ in range(2)]  # what disturbs one makes it only longer
+            if again.fault or any(short.fault for short in shorts) or again.answered < 3:
                 return None, again
-            seconds = max(0.0, again.seconds - short.seconds) / (again.answered - 1)
+            seconds = max(0.0, again.seconds - min(short.seconds for short in shorts)) / (again.answered - 1)
             return Window(again.answered - 1, seconds, windows[-1], again.report.seconds_per_token), again
         if got.seconds_per_token is None:
             return None, got
