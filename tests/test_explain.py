@@ -506,7 +506,8 @@ def test_what_a_file_is_stands_there_while_kernels_are_compiled_which_takes_noth
     stop = lambda study: told.append(study.minute) or (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
     monkeypatch.setattr("kit.lab.explaining.sentences.measure_engines", stop)
     how = {"tokens": 3, "trace": None, "via": "", "skew": 0.0, "thorough": False, "whole": None, "again": False}
-    explain._explain(study.file, False, False, memory=2 << 20, **how)
+    with pytest.raises(SystemExit, match="130"):
+        explain._explain(study.file, False, False, memory=2 << 20, **how)
     assert "tensors" in told[0] and told[1] > 50.02
     assert {
         ("multiplied", "Q4_K", 5, "float32"),
