@@ -89,7 +89,11 @@ class File:
             name: "I32"
             if tensor.dtype == np.int32
             else "F32"
-            if tensor.ndim < 2 or "gate_inp" in name or "_norm" in name or tensor.shape[-1] % 32
+            if tensor.ndim < 2
+            or "gate_inp" in name
+            or "_norm" in name
+            or tensor.shape[-1] % 32
+            or (name.endswith("_ape.weight") and self.architecture == "glm5-next")
             else qtype
             for name, tensor in self.tensors.items()
         }
@@ -254,20 +258,6 @@ _GROWING = dict(
     rope__scaling__yarn_log_multiplier=1.0, rope__scaling__yarn_beta_fast=32.0, rope__scaling__yarn_beta_slow=1.0,
     attention__temperature_scale=0.1,
 )  # fmt: skip
-
-
-def mamba():
-    """Run through transformers, which holds convolutions and vectors as parameters of its own."""
-    file = File("mamba", 2, ssm__conv_kernel=4, ssm__inner_size=2 * H, ssm__state_size=16, ssm__time_step_rank=8)
-    file.keys(feed_forward_length=0, attention__head_count=0)
-    for layer in range(2):
-        file.layer(layer, attn_norm=H, ssm_in=(4 * H, H), ssm_conv1d=(2 * H, 4), ssm_conv1d__bias=2 * H, ssm_x=(40, 2 * H))
-        file.layer(layer, ssm_dt=(2 * H, 8), ssm_dt__bias=2 * H, ssm_out=(H, 2 * H))
-        file.tensors |= {
-            f"blk.{layer}.ssm_a": -np.ones((2 * H, 16), np.float32),
-            f"blk.{layer}.ssm_d": np.ones(2 * H, np.float32),
-        }
-    return file.ends(tied=True)
 
 
 _SECTIONS = dict(rope__dimension_sections=[6, 5, 5, 0], n_deepstack_layers=3)

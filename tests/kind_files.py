@@ -52,6 +52,20 @@ def sparse(architecture, types=(1, 1, 1), **keys):
     return file.ends()
 
 
+def kda(file, layer, full=False):
+    """Kimi delta attention; its gates come from two matrices of low rank each, or from one (``full``)."""
+    file.layer(layer, **{f"attn_{part}": (128, H) for part in "qkv"}, attn_output=(H, 128))
+    for part in "qkv":
+        file.tensor(f"blk.{layer}.ssm_conv1d_{part}.weight", 1, 128, 1, 4, spread=0.5)
+    for part in "fg":
+        file.layer(layer, **{f"ssm_{part}_a": (128 if full else 32, H)})
+        if not full:
+            file.layer(layer, **{f"ssm_{part}_b": (128, 32)})
+    file.layer(layer, ssm_dt__bias=128, ssm_beta=(4, H), ssm_norm=32)
+    rate = np.exp(file.random.normal(0, 0.5, (4, 1))).astype(np.float32)
+    file.tensors[f"blk.{layer}.ssm_a"] = rate if full else -rate
+
+
 def kimi(architecture, kinds=(0, 0, 1, 0, 1), full=False, **keys):
     """Kimi delta attention where a layer has no KV heads, latent attention elsewhere."""
     file = File(architecture, len(kinds), kda__head_dim=32, ssm__conv_kernel=4, **_LATENT | _EXPERTS | keys)
@@ -65,16 +79,7 @@ def kimi(architecture, kinds=(0, 0, 1, 0, 1), full=False, **keys):
             if architecture == "bailingmoe3":
                 file.layer(layer, attn_gate=(4, H))
         else:
-            file.layer(layer, **{f"attn_{part}": (128, H) for part in "qkv"}, attn_output=(H, 128))
-            for part in "qkv":
-                file.tensor(f"blk.{layer}.ssm_conv1d_{part}.weight", 1, 128, 1, 4, spread=0.5)
-            for part in "fg":
-                file.layer(layer, **{f"ssm_{part}_a": (128 if full else 32, H)})
-                if not full:
-                    file.layer(layer, **{f"ssm_{part}_b": (128, 32)})
-            file.layer(layer, ssm_dt__bias=128, ssm_beta=(4, H), ssm_norm=32)
-            rate = np.exp(file.random.normal(0, 0.5, (4, 1))).astype(np.float32)
-            file.tensors[f"blk.{layer}.ssm_a"] = rate if full else -rate
+            kda(file, layer, full)
         network(file, layer)
     return file.ends(tied=full)
 
@@ -166,7 +171,153 @@ def deepseek4(ratios=(0, 4, 128, 4), stacked=False):
     return file.ends()
 
 
+def mamba(architecture="mamba", normed=False, kinds=(0, 0, 0), **keys):
+    """Mamba-1; where ``kinds`` has 1 attention without RoPE, in Jamba, whose every second layer is a mixture."""
+    jamba = architecture == "jamba"
+    file = File(architecture, len(kinds), ssm__conv_kernel=4, ssm__inner_size=2 * H, ssm__state_size=16,
+                ssm__time_step_rank=16, **keys)  # fmt: skip
+    file.keys(**dict(feed_forward_length=64) if jamba else dict(feed_forward_length=0, attention__head_count=0))
+    if normed and not jamba:
+        file.keys(ssm__dt_b_c_rms=True)
+    if jamba:
+        file.keys(attention__head_count_kv=[2 * kind for kind in kinds], expert_count=8, expert_used_count=2)
+    for layer, attends in enumerate(kinds):
+        file.layer(layer, attn_norm=H)
+        if attends:
+            file.attention(layer, norm="")
+        else:
+            file.layer(layer, ssm_in=(4 * H, H), ssm_conv1d__bias=2 * H, ssm_x=(48, 2 * H), ssm_dt=(2 * H, 16))
+            file.tensor(f"blk.{layer}.ssm_conv1d.weight", 2 * H, 4, spread=0.5)
+            file.layer(layer, ssm_dt__bias=2 * H, ssm_out=(H, 2 * H))
+            file.tensors[f"blk.{layer}.ssm_a"] = -np.exp(file.random.normal(0, 0.5, (2 * H, 16))).astype(np.float32)
+            file.tensors[f"blk.{layer}.ssm_d"] = file.random.normal(0, 0.5, 2 * H).astype(np.float32)
+            if jamba:
+                file.layer(layer, ssm_dt_norm=16, ssm_b_norm=16, ssm_c_norm=16)
+        if jamba:
+            file.layer(layer, ffn_norm=H)
+            file.mixture(layer) if layer % 2 else file.network(layer, 64)
+    return file.ends(tied=True)
+
+
+def llama4(layers=4, **keys):
+    """Three layers of chunks, and one without RoPE that attends to all; every second layer is a mixture."""
+    file = File("llama4", layers, context_length=10000, attention__head_count_kv=2, attention__key_length=32,
+                attention__value_length=32, rope__dimension_count=32, interleave_moe_layer_step=2, expert_count=8,
+                expert_used_count=2, expert_feed_forward_length=64, **keys)  # fmt: skip
+    for layer in range(layers):
+        file.layer(layer, attn_norm=H, ffn_norm=H)
+        file.attention(layer, norm="")
+        file.mixture(layer, shared=64) if layer % 2 else file.network(layer)
+    return file.ends()
+
+
+# Standard deviations; llama.cpp divides their squares by FFN - 1, the authors by FFN.
+_CUT = 1.6448533535003662 * (FFN / (FFN - 1)) ** 0.5
+
+
+def gemma3n(layers=6):
+    """Four alternating streams; five of six layers have a window; those from the 21st on attend to
+    others' keys and values."""
+    local = [layer % 5 < 4 for layer in range(layers)]
+    file = File(
+        "gemma3n", layers, attention__head_count_kv=2, attention__key_length=32, attention__value_length=32,
+        rope__freq_base=1e6, rope__freq_base_swa=1e4, rope__dimension_count=32, attention__sliding_window=8,
+        attention__shared_kv_layers=max(0, layers - 20), embedding_length_per_layer_input=256, altup__active_idx=0,
+        altup__num_inputs=4, final_logit_softcapping=30.0,
+    )  # fmt: skip
+    file.metadata["gemma3n.attention.sliding_window_pattern"] = np.array(local)
+    file.metadata["gemma3n.activation_sparsity_scale"] = [_CUT] * min(10, layers) + [-np.inf] * max(0, layers - 10)
+    file.tensor("per_layer_token_embd.weight", V, layers * 256, spread=0.5)
+    file.tensor("per_layer_model_proj.weight", layers * 256, H)
+    file.tensor("per_layer_proj_norm.weight", 256)
+    for name in ("altup_proj", "altup_unembd_proj"):
+        file.tensor(f"{name}.weight", 3, H, H)
+    for layer in range(layers):
+        file.layer(layer, attn_norm=H, post_attention_norm=H, ffn_norm=H, post_ffw_norm=H)
+        file.attention(layer)
+        file.network(layer)
+        file.layer(layer, altup_router_norm=H, altup_router=(4, H), altup_predict_coef=(16, 4), altup_correct_coef=(4, 4))
+        file.layer(layer, laurel_l=(64, H), laurel_r=(H, 64), laurel_post_norm=H, inp_gate=(256, H), proj=(H, 256))
+        file.layer(layer, post_norm=H)
+        file.tensor(f"blk.{layer}.altup_correct_scale.weight", H, mean=1, spread=0.05)
+    return file.ends(tied=True)
+
+
+def step35(layers=5):
+    """A gate for each head, of which layers with a window have more; RoPE of the others turns half as much, and its frequencies
+    are divided; activated gates are limited."""
+    local, limits = [layer % 4 > 0 for layer in range(layers)], [0.0, 0.3, 0.0, 0.5, 0.3]
+    file = File(
+        "step35", layers, attention__head_count=[8 if near else 4 for near in local], attention__head_count_kv=[2] * layers,
+        attention__key_length=32, attention__value_length=32, rope__dimension_count=32, rope__freq_base=1e6,
+        rope__freq_base_swa=1e4, attention__sliding_window=8, expert_count=8, expert_used_count=2,
+        expert_feed_forward_length=64, expert_shared_feed_forward_length=64, expert_weights_scale=3.0, expert_weights_norm=True,
+        expert_gating_func=2, leading_dense_block_count=1, swiglu_clamp_exp=limits, swiglu_clamp_shexp=limits[::-1],
+    )  # fmt: skip
+    file.metadata["step35.attention.sliding_window_pattern"] = np.array(local)
+    file.tensors["rope_freqs.weight"] = np.linspace(1, 8, 16).astype(np.float32)
+    for layer, near in enumerate(local):
+        heads = 8 if near else 4
+        file.layer(layer, attn_norm=H, ffn_norm=H, attn_q=(heads * 32, H), attn_k=(64, H), attn_v=(64, H), attn_q_norm=32)
+        file.layer(layer, attn_k_norm=32, attn_gate=(heads, H), attn_output=(H, heads * 32))
+        network(file, layer)
+    return file.ends()
+
+
+def afmoe(layers=5):
+    """A gate for each number of attention; norms before and after both networks."""
+    file = File(
+        "afmoe", layers, attention__head_count_kv=2, attention__key_length=32, attention__value_length=32,
+        attention__sliding_window=8, **_EXPERTS,
+    )  # fmt: skip
+    for layer in range(layers):
+        file.layer(layer, attn_norm=H, post_attention_norm=H, ffn_norm=H, post_ffw_norm=H, attn_gate=(128, H))
+        file.attention(layer)
+        network(file, layer)
+    return file.ends()
+
+
+def glm5_next(kinds=(0, 1, 0, 1), types=(1, 1, 1, 0)):
+    """Kimi delta attention, and latent attention without RoPE to pools of four positions of which an index chooses the best
+    two; four balanced streams whose mean is the end."""
+    file = File(
+        "glm5-next", len(kinds), attention__kv_lora_rank=32, attention__key_length=32, attention__value_length=32,
+        attention__key_length_mla=32, attention__value_length_mla=16, rope__dimension_count=0, attention__q_lora_rank=32,
+        attention__layer_norm_epsilon=1e-6, ssm__conv_kernel=4, kda__head_dim=32, kda__gate_lower_bound=-5.0,
+        attention__indexer__kpool=4, hyper_connection__count=4, hyper_connection__sinkhorn_iterations=4,
+        hyper_connection__epsilon=1e-6, swiglu_clamp_exp=0.5, **_EXPERTS | _INDEX,
+    )  # fmt: skip
+    file.keys(attention__head_count_kv=list(kinds), attention__indexer__types=list(types))
+    for layer, attends in enumerate(kinds):
+        for name in ("hc_attn", "hc_ffn"):
+            file.tensor(f"blk.{layer}.{name}_fn.weight", 24, 4 * H, spread=0.05)
+            file.tensor(f"blk.{layer}.{name}_base.weight", 24, spread=0.5)
+            file.tensor(f"blk.{layer}.{name}_scale.weight", 3, mean=1)
+        file.layer(layer, attn_norm=H, ffn_norm=H)
+        if attends:
+            latent(file, layer, plain=32, turned=0)
+        else:
+            kda(file, layer)
+            file.tensors[f"blk.{layer}.ssm_a"] = file.tensors[f"blk.{layer}.ssm_a"].ravel()
+        if attends and types[layer]:
+            file.layer(layer, indexer__attn_q_b=(16 * 64, 32), indexer__attn_k=(64, H), indexer__k_norm=64)
+            file.tensor(f"blk.{layer}.indexer.k_norm.bias", 64)
+            file.layer(layer, indexer__proj=(16, H), indexer_compressor_gate=(64, H))
+            file.tensor(f"blk.{layer}.indexer_compressor_ape.weight", 4, 64, spread=0.5)
+        network(file, layer)
+    return file.ends()
+
+
 FILES = {
+    "glm5-next": glm5_next,
+    "step35": step35,
+    "afmoe": afmoe,
+    "gemma3n": gemma3n,
+    "gemma3n-shared": lambda: gemma3n(22),
+    "llama4": llama4,
+    "mamba": mamba,
+    "falcon-mamba": lambda: mamba(normed=True),
+    "jamba": lambda: mamba("jamba", kinds=(0, 1, 0, 0)),
     "deepseek4": deepseek4,
     "qwen4exp": qwen4exp,
     "qwen4exp-ngrams": lambda: qwen4exp(flat=True, ngrams=True),

@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from itertools import cycle
 
 import family_files
+import hf_files
+import kind_files
 import llama_cpp
 import model_files
 import numpy as np
@@ -95,7 +97,8 @@ FILES = {  # how the file is written, what of it no token reads, whether a comma
     "lfm2": (lambda folder: family_files.write(folder, "lfm2", "Q8_0"), "", True),
     "gemma4": (lambda folder: family_files.write(folder, "gemma4", "Q8_0"), KEYS, True),
     "gemma3n": (lambda folder: gemma3n().write(folder / "gemma3n.gguf"), r"blk\.[23]\.attn_(k|v|k_norm)\.", False),
-    "mamba": (lambda folder: family_files.mamba().write(folder / "mamba.gguf"), "", True),
+    "mamba": (lambda folder: kind_files.write(folder, "mamba"), "", True),
+    "bloom": (lambda folder: hf_files.write(folder, "bloom"), "", True),
     "deepseek4": (lambda folder: deepseek4().write(folder / "deepseek4.gguf"), "", False),
     "deepseek4, no nextn": (
         lambda folder: deepseek4(nextn_predict_layers=1).write(folder / "deepseek4-key.gguf"), "", False),
@@ -152,13 +155,13 @@ def test_explain_and_generate_say_what_the_graph_reads(run, folder, name):
     blocks = next(row for row in told["holds"] if row["held_as"] == "the file's blocks")
     roof = next(row for row in told["roofline"] if row["held_as"] == "the file's blocks")
     assert blocks["bytes_per_token"] == roof["bytes_per_token"] == pytest.approx(needed)
-    assert bool(told["contexts"]) == bool(told["depths"]) == (runs and name != "mamba")
+    assert bool(told["contexts"]) == bool(told["depths"]) == (runs and name != "bloom")
     if name == "qwen35":
         assert {row["states"] for row in told["contexts"]} == {215_040}, "read and written at each token"
     if not runs:
         return
     with kit.open(path) as file:
-        if name == "mamba":
+        if name == "bloom":
             answer, remembered = kit.hf.generate(file, [5, 7, 9], 3, weights="blocks"), [0, 0]
         else:
             model = kit.Transformer(kit.Weights(file), linear="fused")

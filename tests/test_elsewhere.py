@@ -9,13 +9,16 @@ from click.testing import CliRunner
 
 import kit
 from kit.errors import ReportError
-from kit.gguf.uses import Use, uses_of
+from kit.gguf import writer
+from kit.gguf.uses import Use, bytes_used, uses_of
 from kit.lab.commands import cli
 from kit.lab.explaining import elsewhere, sentences
 from kit.lab.explaining.elsewhere import GUESS, KEPT, LAZY, LOCKED, MAPPED, READ
 from kit.lab.findings import reported
 from kit.lab.measuring.machine import peaks
+from kit.lab.synthetic.geometry import GEOMETRIES, Geometry
 from kit.lab.synthetic.write import cached_model
+from kit.model.hyperparameters import read_config
 
 M4 = "apple-m4-16gb"
 
@@ -130,3 +133,48 @@ def test_explain_on_a_mac_says_what_becomes_of_what_does_not_fit(monkeypatch):
         assert "these blocks to 100%" in sentences.mac(study)
         study.room.fits = True
         assert sentences.mac(study) == ""
+
+
+_LARGE = {  # a mixture with a table of n-grams, as Qwen 4's trial has them
+    "rope.dimension_count": 64, "rope.dimension_sections": [11, 11, 10, 0], "full_attention_interval": 4,
+    "ssm.conv_kernel": 4, "ssm.inner_size": 4096, "ssm.state_size": 128, "ssm.time_step_rank": 32, "ssm.group_count": 16,
+    "expert_count": 512, "expert_used_count": 10, "expert_feed_forward_length": 384, "hyper_connection.count": 4,
+    "expert_shared_feed_forward_length": 384, "hyper_connection.low_rank": 128, "attention.indexer.head_count": 16,
+    "attention.indexer.key_length": 128, "attention.indexer.top_k": 2048, "ple.layers": [2], "ple.ngram_size": 3,
+    "attention.compress_ratios": [4 * (layer % 4 == 3) for layer in range(48)], "ple.heads_per_ngram": 8,
+    "ple.conv_kernel": 4, "ple.eos_token_id": 2, "embedding_length_per_layer_input": 160,
+    "ple.layer_multipliers": np.array([3, 5, 7], np.uint64), "ple.head_vocab_sizes": np.full(16, 20_000_000, np.uint64),
+    "ple.head_offsets": np.arange(16, dtype=np.uint64) * 20_000_000,
+}  # fmt: skip
+
+
+def test_a_mixture_of_125_billion_weights_with_a_table_that_is_read_by_rows(tmp_path, monkeypatch):
+    """For a machine of 128 GB and for this one, from a file of zeros: a token reads sixteen rows of the table, which may stay
+    on the disk."""
+    monkeypatch.setattr("kit.lab.measuring.machine.probe", lambda: pytest.fail("nothing is measured"))
+    monkeypatch.setattr(elsewhere, "compressibility", lambda file: (1.0, 1.0))
+    words = GEOMETRIES["qwen3-30b-a3b"].vocabulary
+    large = Geometry("large", "qwen4exp", 48, 2560, 384, 16, 2, 256, 262144, words, 1e7, 1e-6, more=_LARGE)
+    specs, path = large.tensors("Q4_K_M"), tmp_path / "large.gguf"
+    head = writer.header(large.metadata("Q4_K_M"), specs)
+    with path.open("wb") as handle:
+        handle.write(head)
+        handle.seek(len(head) + sum(writer.padded(spec.nbytes) for spec in specs) - 1)
+        handle.write(b"\1")
+    assert 120e9 < sum(spec.elements for spec in specs) < 130e9
+    with kit.open(path) as file:
+        uses = uses_of(file)
+        config = read_config(file)
+    table = next(use for use in uses if use.name == "per_layer_token_embd.weight")
+    assert (table.used, table.of) == (16, 320_000_000) and table.nbytes > 25 << 30
+    blocks = sum(use.nbytes for use in uses)
+    assert bytes_used([table]) < 1e-6 * table.nbytes and bytes_used(uses) < 0.05 * blocks
+    found = CliRunner().invoke(cli.main, ["explain", str(path), "--machine", "apple-m4-max-128gb", "--json"])
+    assert found.exit_code == 0, found.output
+    ways = {row["way"]: row for row in json.loads(found.stdout)["ways"]}
+    assert ways[MAPPED]["fits"] and ways[MAPPED]["held_bytes"] < blocks - table.nbytes * 0.99
+    assert not elsewhere.ways(elsewhere.machine(M4), uses, (1.0, 1.0)).loc[MAPPED, "fits"]
+    study = SimpleNamespace(uses=uses, room=SimpleNamespace(limit=16 << 30, fits=False, beside=1 << 30), whole=0, contexts=[])
+    told = sentences.fits(study)
+    assert told.startswith("No: ") and "are tables of which a token reads a few rows: they may stay on the disk" in told
+    assert sum(layer.mixer.memory.read(32_768) for layer in config.layers) < bytes_used(uses)

@@ -35,7 +35,11 @@ WINDOW = "attention.sliding_window"
 # have it, as in phi3 and Mistral's first models, and in an exaone4 of other than 64 layers.
 UNREAD = {"rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"}
 # Variants in which kit follows the model's authors, and llama.cpp does not.
-AUTHORS = ("without minicpm.logit_scale", "qwen2vl.attention.layer_norm_rms_epsilon = ")
+AUTHORS = (
+    "without minicpm.logit_scale", "qwen2vl.attention.layer_norm_rms_epsilon = ",
+    *(f"{how}gemma3n.{key}" for how in ("", "with ", "without ")
+      for key in ("activation_sparsity_scale", "attention.shared_kv_layers", "final_logit_softcapping")),
+)  # fmt: skip
 CONTEXT, LAST = 256, 12  # of both passes; the positions that are compared
 # llama.cpp runs no llama of which a part of a head is rotated ("partial")
 ALL = sorted(
@@ -62,7 +66,7 @@ def variants(metadata, architecture):
 def _has_windows(architecture):
     """Whether llama.cpp reads a small file's window."""
     row = ARCHITECTURES[architecture]
-    return (row.period > 0 and architecture != "exaone4") or row.mixer == "compressed"
+    return (row.period != 0 and architecture != "exaone4") or row.mixer == "compressed"
 
 
 def _others(value, texts):

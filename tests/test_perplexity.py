@@ -3,7 +3,6 @@
 import json
 import math
 
-import family_files
 import hf_files
 import llama_cpp
 import model_files
@@ -122,8 +121,8 @@ def test_the_command(path, tmp_path):
 
 
 def test_what_generate_runs_through_transformers_has_a_perplexity(tmp_path):
-    """The kit has no pass for mamba; transformers' own logits give the same surprisals."""
-    path = family_files.mamba().write(tmp_path / "mamba.gguf", "Q8_0")
+    """The kit has no pass for bloom; transformers' own logits give the same surprisals."""
+    path = hf_files.write(tmp_path, "bloom")
     run = lambda *options: CliRunner().invoke(main, ["perplexity", "--tokens", "60", "--context", "40", *options, "--json"])  # noqa: E731
     told = json.loads(run(str(path)).stdout)
     model, tokenizer = kit.hf.load(path)
@@ -137,7 +136,7 @@ def test_what_generate_runs_through_transformers_has_a_perplexity(tmp_path):
         told["perplexity"], rel=0.1
     )
     refused = run(str(path), "--kv", "q8_0")
-    assert refused.exit_code == 2 and "--kv has no effect on mamba, which runs through" in refused.stderr
+    assert refused.exit_code == 2 and "--kv has no effect on bloom, which runs through" in refused.stderr
     refused = run(str(hf_files.write(tmp_path, "t5")))
     assert refused.exit_code == 2 and "no perplexity" in refused.stderr and refused.stderr.count("\n") == 1
 

@@ -9,6 +9,7 @@ import torch
 from kit.cpu import threads
 from kit.cpu.convolution import convolve
 from kit.cpu.elementwise import softplus
+from kit.cpu.mamba import mamba
 from kit.cpu.norm import rms_norm
 from kit.cpu.recurrent import delta_net, mamba2
 from kit.cpu.shapes import BLOCK, LARGEST, state_shape
@@ -121,6 +122,29 @@ def of_mamba2(tokens, size=64, keys=128, heads=4, groups=1):
     return call, mamba2, defined_mamba2, state
 
 
+def defined_mamba(x, dt, b, c, z, a, d, state):
+    """(tokens, channels) and the numbers after, (1, keys, channels)."""
+    x, dt, b, c, z, a, d = doubles((x, dt, b, c, z, a, d))
+    m, out = matrices(state, x.shape[1]).double().numpy(), np.zeros(x.shape)
+    for t in range(len(x)):
+        step = np.logaddexp(0, dt[t])
+        m[0] = m[0] * np.exp(step * a.T) + np.outer(b[t], step * x[t])
+        out[t] = (c[t] @ m[0] + d * x[t]) * silu(z[t])
+    return out, m
+
+
+def of_mamba(tokens, channels=96, keys=16):
+    projected, x, dt = random(tokens, 2 * channels + 2 * keys), random(tokens, channels), random(tokens, channels, seed=1)
+    z, b, c = projected[:, :channels], *projected[:, 2 * channels :].split(keys, 1)
+    a, d, state = -random(channels, keys).exp(), random(channels, seed=2), 0.1 * random(*state_shape(1, keys, channels))
+    clear_tail(state, channels)
+
+    def call(function, part, state):
+        return function(x[part], dt[part], b[part], c[part], z[part], a, d, state)
+
+    return call, mamba, defined_mamba, state
+
+
 def of_convolution(tokens, channels=512, width=4, bias=False, gated=False):
     x, before, after = random(tokens, 3 * channels).split(channels, 1)
     taps, bias, state = random(width, channels), random(channels) if bias else None, random(width - 1, channels)
@@ -140,11 +164,12 @@ def clear_tail(state, values):
 DELTA_NETS = [dict(), dict(size=128, heads=6), dict(grouped=True), dict(size=20), dict(size=33, heads=3, key_heads=1)]
 DELTA_NETS += [dict(size=LARGEST, heads=2, key_heads=1), dict(size=1, grouped=True), dict(size=48, heads=2, grouped=True)]
 MAMBAS = [dict(), dict(size=20, keys=17), dict(size=100, keys=16, groups=2), dict(heads=6, groups=3), dict(size=1, keys=1)]
+FIRST = [dict(), dict(channels=20, keys=17), dict(channels=1, keys=1)]
 CONVOLUTIONS = [dict(), dict(width=3, gated=True), dict(channels=1000, bias=True), dict(channels=37, width=2)]
 CONVOLUTIONS += [dict(channels=5, width=3, gated=True), dict(width=1), dict(channels=272, width=7, bias=True, gated=True)]
 CASES = [
     pytest.param(make, sizes, id=f"{make.__name__[3:]}-{'-'.join(f'{k}{v}' for k, v in sizes.items())}")
-    for make, all_sizes in ((of_delta_net, DELTA_NETS), (of_mamba2, MAMBAS), (of_convolution, CONVOLUTIONS))
+    for make, all_sizes in ((of_delta_net, DELTA_NETS), (of_mamba2, MAMBAS), (of_mamba, FIRST), (of_convolution, CONVOLUTIONS))
     for sizes in all_sizes
 ]
 
@@ -157,10 +182,10 @@ def test_equals_the_definition(make, sizes, tokens):
     right, state_after = call(defined, slice(None), state)
     got = call(function, slice(None), state)
     assert got.shape == right.shape and np.allclose(got, right, **CLOSE)
-    found = state if make is of_convolution else matrices(state, right.shape[2])
+    found = state if make is of_convolution else matrices(state, right.shape[-1])
     assert np.allclose(found, state_after, **CLOSE)
     if make is not of_convolution:
-        tail = state.transpose(1, 2).flatten(2)[..., right.shape[2] :]
+        tail = state.transpose(1, 2).flatten(2)[..., right.shape[-1] :]
         assert not tail.any()  # or later tokens of a head would see it
 
 
@@ -175,7 +200,7 @@ def test_a_sequence_in_parts_is_the_whole_bit_for_bit(make, sizes):
     assert torch.equal(states[0], state) and torch.equal(states[1], state)
 
 
-@pytest.mark.parametrize("make", [of_delta_net, of_mamba2, of_convolution])
+@pytest.mark.parametrize("make", [of_delta_net, of_mamba, of_mamba2, of_convolution])
 def test_one_thread_and_several_give_equal_bits(make, monkeypatch):
     found = []
     for count in (1, 2, 5):

@@ -96,6 +96,12 @@ def _sigmoid(task, gate, up, out, n):
         store(out + at, sigmoid(load(f32x16, gate + at)) * load(f32x16, up + at))
 
 
+def _times(task, gate, up, out, n):
+    """out = gate * up"""
+    for at in range(4 * SHARE * task, 4 * min(n, SHARE * (task + 1)), 64):
+        store(out + at, load(f32x16, gate + at) * load(f32x16, up + at))
+
+
 def _gate_row(row, x, columns, weight, y, n):
     """x *= sigmoid(gate), with one gate per row of x."""
     x += 4 * columns * row
@@ -228,7 +234,7 @@ def _neox(head, x, head_dim, dims, heads, table):
 
 EACH = {
     "add": _add, "zero": _zero, "scale": _scale, "clamp": _clamp, "ceiling": _ceiling, "silu": _silu, "gelu": _gelu,
-    "squared_relu": _squared_relu, "clamped": _clamped, "sigmoid": _sigmoid,
+    "squared_relu": _squared_relu, "clamped": _clamped, "sigmoid": _sigmoid, "times": _times,
 }  # fmt: skip
 ROPES = {"interleaved": _interleaved, "neox": _neox}
 _TASKS = {**EACH, **ROPES, "gate_row": _gate_row, "gate_head": _gate_head}

@@ -32,11 +32,11 @@ def kda(q, k, v, f, dt, a, beta, state, z, weight, bound: float, eps: float, lea
         M += k (sigmoid(beta) (v - k^T M))^T;  y = RMSNorm(q^T M) * weight * sigmoid(z)
     """
     out = torch.empty(len(q), len(a), len(weight), dtype=torch.float32, device="cpu")
-    threads.run(*step(q, k, v, f, dt, a, beta, state, z, weight, bound, eps, least, out))
+    threads.run(*step(q, k, v, f, beta, z, dt, a, state, weight, bound, eps, least, out))
     return out
 
 
-def step(q, k, v, f, dt, a, beta, state, z, weight, bound, eps, least, out) -> Step:
+def step(q, k, v, f, beta, z, dt, a, state, weight, bound, eps, least, out) -> Step:
     """``kda`` as a step; ``out`` (tokens, heads, size)."""
     tokens, heads, size = out.shape
     if size > LARGEST:

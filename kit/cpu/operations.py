@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kit.cpu import (
+    altup,
     attention,
     choice,
     compress,
@@ -16,6 +17,7 @@ from kit.cpu import (
     elementwise,
     history,
     kda,
+    mamba,
     norm,
     recurrent,
     routing,
@@ -29,10 +31,13 @@ _TABLE = 512  # positions in the table of cosines and sines
 
 
 class Operation(NamedTuple):
-    """``step`` describes it for operands, and ``takes`` says whether its kernel supports them (None: always)."""
+    """``step`` describes it for operands, and ``takes`` says whether its kernel supports them (None: always). ``scans``: it
+    carries on a state that a recurrent layer has; ``strided``: its operands may be views."""
 
     step: Callable[..., Step]
     takes: Callable[..., bool] | None = None
+    scans: bool = False
+    strided: bool = False
 
 
 OPERATIONS = {
@@ -40,20 +45,22 @@ OPERATIONS = {
     **{name: Operation(partial(elementwise.rope_step, name), elementwise.rotates) for name in elementwise.ROPES},
     "gate": Operation(elementwise.gate_step),
     "norm": Operation(norm.step),
-    "convolution": Operation(convolution.step),
-    "delta net": Operation(recurrent.delta_net_step),
-    "kda": Operation(kda.step),
+    "convolution": Operation(convolution.step, scans=True, strided=True),
+    "delta net": Operation(recurrent.delta_net_step, scans=True, strided=True),
+    "kda": Operation(kda.step, scans=True),
     "mix streams": Operation(streams.mix_step),
     "gate streams": Operation(streams.gate_step),
     "spread": Operation(streams.spread_step),
     "share streams": Operation(streams.shares_step),
     "weigh streams": Operation(streams.weigh_step),
     "mix balanced": Operation(streams.balanced_step),
+    **{name: Operation(getattr(altup, f"{name}_step")) for name in ("predict", "correct", "first", "others", "sized", "cut")},
     "gate heads": Operation(elementwise.gate_heads_step),
-    "mamba2": Operation(recurrent.mamba2_step),
-    "dequantize": Operation(dequantize.step),
-    "append": Operation(history.append_step),
-    "route": Operation(routing.step),
+    "mamba": Operation(mamba.step, scans=True),
+    "mamba2": Operation(recurrent.mamba2_step, scans=True, strided=True),
+    "dequantize": Operation(dequantize.step, strided=True),
+    "append": Operation(history.append_step, strided=True),
+    "route": Operation(routing.step, strided=True),
 }
 
 
@@ -76,7 +83,7 @@ class Recording(threads.Program):
 
     def __init__(self, context: int, tokens: int = 1):
         super().__init__()
-        self._tokens = tokens
+        self._tokens, self.scans = tokens, []  # steps that carry on what a recurrent layer has
         self._context, self._part_bytes, self._parts = context, 0, None
         self._appends: dict[int, list[int]] = {}  # positions of a row -> steps
         self._pools: dict[int, list[int]] = {}  # the same, of means of so many rows
@@ -90,8 +97,17 @@ class Recording(threads.Program):
 
     def do(self, name: str, *operands, alone: bool = False, **constants) -> int:
         """Append the step of an operation. ``alone``: on the calling thread, for those that are small. Returns its index."""
-        task, arguments, tasks = OPERATIONS[name].step(*operands, **constants)
-        return self.add(task, arguments, -tasks if alone else tasks)
+        operation = OPERATIONS[name]
+        task, arguments, tasks = operation.step(*operands, **constants)
+        step = self.add(task, arguments, -tasks if alone else tasks)
+        if operation.scans:
+            self.scans.append(step)
+        return step
+
+    @staticmethod
+    def takes_views(name: str) -> bool:
+        """Whether the operands of an operation may be views of several tokens."""
+        return OPERATIONS[name].strided
 
     def append(self, rows: torch.Tensor, history: history.History, each: int = 1) -> None:
         """Write keys or values (tokens, kv_heads, head_dim) to the positions, or those of a token to its block of ``each``."""
@@ -216,7 +232,7 @@ class Recording(threads.Program):
         for (window, token), steps_of in self._attentions.items():
             chunks, tasks, joins = np.transpose(steps_of)
             chosen, positions = isinstance(window, Choice), position + token + 1
-            if hasattr(window, "slot"):
+            if hasattr(window, "span"):
                 first, stop = window.span(positions)
                 seen = attention.span(stop - first, stop)
             else:

@@ -39,11 +39,11 @@ def delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads: int, eps: fl
         M *= exp(a softplus(alpha + dt));  M += k (sigmoid(beta) (v - k^T M))^T;  y = RMSNorm(q^T M) * weight * silu(z)
     """
     out = torch.empty(z.shape, dtype=torch.float32, device="cpu")
-    threads.run(*delta_net_step(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps, out))
+    threads.run(*delta_net_step(qkv, alpha, beta, z, a, dt, state, weight, key_heads, eps, out))
     return out
 
 
-def delta_net_step(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps, out, sigmoids: bool = False) -> Step:
+def delta_net_step(qkv, alpha, beta, z, a, dt, state, weight, key_heads, eps, out, sigmoids: bool = False) -> Step:
     """``delta_net`` as a step; ``out`` (tokens, heads, size). ``sigmoids``: sigmoid(z) in place of silu(z)."""
     tokens, heads, size = out.shape
     if size > LARGEST:
@@ -67,11 +67,11 @@ def mamba2(xbc, dt, a, dt_bias, d, state, z, groups: int) -> torch.Tensor:
         M = exp(a s) M + B (s x)^T;  y = (C^T M + d x) * silu(z)
     """
     out = torch.empty(z.shape, dtype=torch.float32, device="cpu")
-    threads.run(*mamba2_step(xbc, dt, a, dt_bias, d, state, z, groups, out))
+    threads.run(*mamba2_step(xbc, dt, z, a, dt_bias, d, state, groups, out))
     return out
 
 
-def mamba2_step(xbc, dt, a, dt_bias, d, state, z, groups, out) -> Step:
+def mamba2_step(xbc, dt, z, a, dt_bias, d, state, groups, out) -> Step:
     """``mamba2`` as a step; ``out`` (tokens, heads, size)."""
     tokens, heads, size = out.shape
     arguments = dict(

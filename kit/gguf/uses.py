@@ -29,7 +29,7 @@ _ROLES = (
 ).split()
 _KNOWN = re.compile(  # further roles that a kind of layer, or a rule of this module, knows
     r"token_embd(_norm)?|per_layer_\w+|position_embd|token_types|(output_)?hc_\w+|ple_\w+|(attn|indexer)_compressor_\w+|ssm_\w+|shortconv\.\w+|indexer\.\w+"
-    r"|inp_gate|proj|post_norm|ffn_gate_tid2eid"
+    r"|inp_gate|proj|post_norm|altup_\w+|laurel_\w+|ffn_gate_tid2eid"
 )
 _PLACE = {role: place for place, role in enumerate(_ROLES)}
 

@@ -39,6 +39,8 @@ _UNREAD_KEYS = {  # sizes that transformers' tables leave at their defaults
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 
+_UNMAPPED = {"ssm.dt_b_c_rms": "norms of what a Mamba layer takes"}  # what a flag says and transformers' tables leave out
+
 
 def load(
     path: str | os.PathLike | GGUFFile,
@@ -118,6 +120,10 @@ def config_of(file: GGUFFile) -> transformers.PretrainedConfig:
             why = " ".join(str(error).split()).rstrip(".")
             said = f"transformers cannot configure {file.architecture!r}: {type(error).__name__}, {why}"
             raise ModelError(f"{file.path}: {said}; the kit runs {', '.join(ARCHITECTURES)}; {_ANY}") from None
+    for key, what in _UNMAPPED.items():
+        if file.metadata.get(f"{file.architecture}.{key}"):
+            said = f"transformers' tables leave out {file.architecture}.{key}, {what}, so its modules would give other numbers"
+            raise ModelError(f"{file.path}: {said}; kit generate and kit.Transformer run it")
     text = config.get_text_config()
     for key, name in _UNREAD_KEYS.items():
         if hasattr(text, name) and (value := count(file, key)):

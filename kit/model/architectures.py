@@ -17,23 +17,32 @@ class Architecture:
     rope: str = "interleaved"
     norms: tuple[str, str, str, str] = ("attn_norm", "", "ffn_norm", "")
     layer_norm: str = ""  # LayerNorm in place of RMSNorm: "weighted", with biases if the file has them, or "bare"
-    # norm of queries and keys before RoPE: by "head", over "all" heads, by head where "stored"; or "after" it
+    # norm of queries and keys before RoPE: by "head", over "all" heads, by head where "stored"; "after" it; "bare": after it,
+    # without weights, where there is RoPE
     qk_norm: str = ""
     fused: tuple[str, ...] = ()  # "attn": attn_qkv is the rows of q, k and v; "ffn": ffn_up is those of gate and up
     mixer: str = "attention"  # of kit.model.layers.MIXERS; "latent": keys and values are projections of one latent (MLA)
     recurrent: str = ""  # of MIXERS: that of layers without KV heads, and of all but the last in each group of ``period``
     skipping: bool = False  # a layer without heads has no mixer, one without KV heads a matrix, one without a size no network
     alone: bool = False  # a layer is a network where feed_forward_length says its size, and a mixer elsewhere
+    mamba_norms: bool = False  # of a Mamba layer: step, B and C are normed by weights of the file
     grouped: bool = False  # of a delta net: value heads, and their two gates, follow one another by key head
     delta_sigmoids: bool = False  # of a delta net: what it gives is multiplied by sigmoids, not by silu
-    streams: str = ""  # the residual has several streams (hyper-connections): "low rank", or "balanced"
+    # The residual has several streams (hyper-connections): "low rank", "balanced", "averaged" (balanced ones whose mean is the
+    # end), or "alternating".
+    streams: str = ""
     hashed: bool = False  # files say how many layers have a table of the experts of each token
-    limited: bool = False  # files may limit gates, and what they multiply
+    limited_dense: bool = False  # dense networks too, as the shared one
+    limited: str = ""  # files may limit gates, and what they multiply: gates "before" the activation, or "after" it
     output_gated: bool = False  # attention: attn_q has a query and a gate for each head
-    value_norm: bool = False  # attention: values are normed by head, and without attn_v they are the keys
+    value_norm: bool = False  # attention: values are normed by head
+    values_are_keys: bool = False  # attention: of a layer without attn_v
     per_layer: bool = False  # layers have further embeddings, and scale their output, if the file has the tensors (Gemma 4)
+    routed_stored: bool = False  # a layer is a mixture if the file has a router of it
+    share_inside: bool = False  # a mixture: an expert's share multiplies what it takes, not what it gives
     beside: bool = False  # a mixture's layer has a dense network too
     last_norm: str = "output_norm"
+    shared_always: bool = False  # a mixture: there is an expert of all tokens, as large as another
     shared_gated: bool = False  # a mixture: what the expert of all tokens gives is multiplied by a sigmoid
     gating: int = (
         1  # how shares come from a router's scores, if the file does not say: softmax (1), sigmoid (2), or sqrt(softplus) (4)
@@ -50,18 +59,23 @@ class Architecture:
     hidden_scaled: int = 0  # a model with this number of layers scales queries by (hidden_size / heads)^-0.5
     soft_caps: tuple = (None, None)  # of scores and of logits, if the file has none, 0: no cap; None: no file has one
     clamped: bool = False  # a file may limit queries, keys and values
+    gate: str = ""  # of what attention gives, a sigmoid of a product with its input: by "head", by "element"
     sinks: bool = False  # attention sinks: a further logit of each head in the softmax, without a value
-    period: int = 0  # in each group of this many layers the last attends to all positions; 0: all have the window
+    chunk: int = 0  # layers with a window attend within chunks of so many positions, by which others' queries grow
+    period: int = (
+        0  # in each group of this many layers the last attends to all positions; 0: all have the window; -1: by the file
+    )
     scale: float = 0.0  # of scores; 0: head_dim^-0.5
     local_divided: bool = True  # the divisors of RoPE's frequencies apply to layers with a window too
     local_sized: bool = False  # heads of layers with a window may have a size of their own
     local_base: float | None = 0.0  # RoPE base of layers with a window; 0: that of the others; None: no file says another
     long: bool = False  # RoPE's divisors are LongRoPE's in every file; elsewhere where rope.scaling.type says so
     local_scaled: bool = True  # RoPE scaling applies to layers with a window too
+    global_half: bool = False  # RoPE of layers without a window turns half as many elements
     global_rope: bool = True  # False: in a model of which layers have a window those without one have no RoPE
     growing: bool = False  # files may say how queries grow with the position, and a factor of YaRN's
     latent_still: bool = False  # latent attention has no RoPE
-    latent_gate: str = ""  # of what it gives: by "head", by "element"
+    bound_optional: bool = False  # of Kimi delta attention: files may say the least log of a decay
     full_gates: bool = False  # of Kimi delta attention: decay and gate come from one matrix each, not from two of low rank
     latent_grows: bool = False  # the same of latent attention, by a length of its own
     no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
@@ -120,12 +134,16 @@ ARCHITECTURES = {
         mixer="latent", recurrent="kimi delta", latent_still=True, gating=2, gating_said=True, shares_said=True
     ),
     "bailingmoe3": Architecture(
-        mixer="latent", recurrent="kimi delta", latent_gate="head", full_gates=True, gating=2, **_SAID
+        mixer="latent", recurrent="kimi delta", gate="head", full_gates=True, gating=2, **_SAID
     ),
     "qwen4exp": replace(
         _QWEN35, norms=("", "", "", ""), mixer="sparse attention", delta_sigmoids=True, streams="low rank"
     ),
-    "deepseek4": Architecture(mixer="compressed", streams="balanced", hashed=True, limited=True, gating=4, **_MIXED),
+    "deepseek4": Architecture(mixer="compressed", streams="balanced", hashed=True, limited="before", gating=4, **_MIXED),
+    "glm5-next": Architecture(
+        mixer="pooled latent", recurrent="kimi delta", latent_still=True, bound_optional=True, streams="averaged",
+        limited="before", limited_dense=True, index_types=True, gating=2, **_SAID,
+    ),
     "deci": Architecture(skipping=True),
     "qwen2vl": Architecture("neox"),
     "paddleocr": Architecture("neox"),
@@ -192,9 +210,13 @@ ARCHITECTURES = {
         period=6, local_base=10000.0, local_scaled=False, soft_caps=(None, 0.0),
     ),
     "gemma4": Architecture(
+        "neox", _SANDWICH, qk_norm="head", activation="gelu", root_scaled=True, value_norm=True, values_are_keys=True,
+        scale=1.0, per_layer=True, beside=True, period=6, local_sized=True, local_base=10000.0, local_scaled=False,
+        local_divided=False, soft_caps=(None, 30.0),
+    ),
+    "gemma3n": Architecture(
         "neox", _SANDWICH, qk_norm="head", activation="gelu", root_scaled=True, value_norm=True, scale=1.0, per_layer=True,
-        beside=True, period=6, local_sized=True, local_base=10000.0, local_scaled=False, local_divided=False,
-        soft_caps=(None, 30.0),
+        streams="alternating", period=5, local_base=10000.0, local_scaled=False, soft_caps=(None, 30.0),
     ),
     "lfm2": Architecture("neox", qk_norm="head", recurrent="short convolution", last_norm="token_embd_norm"),
     "lfm2moe": Architecture(
@@ -205,8 +227,20 @@ ARCHITECTURES = {
     "qwen3next": replace(_QWEN35, grouped=True),
     "granitehybrid": Architecture(scaled=True, recurrent="mamba2"),
     "mamba2": Architecture(recurrent="mamba2", alone=True),
+    "mamba": Architecture(recurrent="mamba", alone=True),
+    "jamba": Architecture(recurrent="mamba", mamba_norms=True, no_rope_every=1, normed=False, routed_stored=True),
     "falcon-h1": Architecture("neox", ("attn_norm", "", "ffn_norm.", ""), mixer="attention and mamba2"),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": replace(_NEMOTRON_H, gating=2, normed=False, shares_said=True),
+    "step35": Architecture(
+        "neox", qk_norm="stored", period=-1, local_divided=False, local_scaled=False, local_base=10000.0, global_half=True,
+        gate="head", limited="after", limited_dense=True, routed_stored=True, gating=2, **_SAID,
+    ),
+    "afmoe": Architecture(
+        "neox", _SANDWICH, qk_norm="head", root_scaled=True, period=4, no_rope_every=4, gate="element", gating=2, **_SAID
+    ),
+    "llama4": Architecture(
+        qk_norm="bare", chunk=8192, period=4, no_rope_every=4, gating=2, normed=False, share_inside=True, shared_always=True
+    ),
     "gpt-oss": Architecture("neox", _LATE, activation="clamped", sinks=True, period=2),
 }  # fmt: skip

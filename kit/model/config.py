@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from kit.model.architectures import Architecture
-from kit.model.layers import Hyper, Layer, PerLayerInput
+from kit.model.layers import Layer, PerLayerInput, ResidualStreams
 from kit.model.layers.rope import RopeConfig
 
 
@@ -67,7 +67,7 @@ class Config:
         order = [
             name
             for name, *_ in self.layout()
-            if name.startswith(("per_layer_m", "per_layer_p", "blk.", "output", f"{self.family.last_norm}."))
+            if name.startswith(("per_layer_m", "per_layer_p", "altup_", "blk.", "output", f"{self.family.last_norm}."))
         ]
         place = {name: at for at, name in enumerate(order + ["token_embd.weight"] * self.tied)}
 
@@ -84,7 +84,7 @@ class Config:
         return self.layers[0].per_layer
 
     @property
-    def hyper(self) -> Hyper | None:
+    def hyper(self) -> ResidualStreams | None:
         """The residual's streams; None: it has one."""
         return self.layers[0].hyper
 
@@ -97,7 +97,7 @@ class Config:
         """(name, shape, whether it is required) of all tensors, in order of use."""
         yield "token_embd.weight", (self.vocabulary, self.hidden_size), True
         for rope in [rope for rope in self.ropes if rope.divisors][:1]:
-            yield from ((name, (rope.dims // 2,), False) for name in rope.divisors)
+            yield from ((name, (max(each.dims for each in self.ropes) // 2,), False) for name in rope.divisors)
         if self.per_layer:
             yield from (each[:3] for each in self.per_layer.model_tensors(self.vocabulary))
         for layer in self.layers:
@@ -106,7 +106,7 @@ class Config:
         for number, layer in enumerate(self.layers):
             yield from ((f"blk.{number}.{name}", shape, needed) for name, shape, needed, read in layer.tensors() if read)
         if self.hyper:
-            yield from (each[:3] for each in self.hyper.tensors("output_hc", inject=False))
+            yield from (each[:3] for each in self.hyper.model_tensors())
         if not (self.hyper and self.hyper.normed) and self.family.layer_norm != "bare":
             yield f"{self.family.last_norm}.weight", (self.hidden_size,), True
         if self.family.layer_norm:

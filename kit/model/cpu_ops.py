@@ -114,6 +114,15 @@ class CpuOps(Ops):
         held[: len(left)] = left
         self.end("pool", start, layer=layer, nbytes=2 * held.nbytes)
 
+    def index_pools(self, layer, keys, gates):
+        mixer, start, cache, length = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer], self.cache.length
+        each, held = mixer.choice.each, (cache["keys"], cache["gates"])
+        gates = gates + self.vector(f"blk.{layer}.indexer_compressor_ape.weight")[numbers(length, length + len(keys)) % each]
+        pools = blocks(keys, gates, held, length, each)
+        if len(pools):
+            cache.index.write(length // each, pools[:, None])
+        self.end("pool", start, layer=layer, nbytes=2 * sum(part.nbytes for part in held))
+
     def compress(self, layer, rows, scores, *, name):
         mixer, start, cache, length = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer], self.cache.length
         scores = scores + self.vector(f"blk.{layer}.{name}_ape.weight")[numbers(length, length + len(rows)) % mixer.every]
@@ -142,7 +151,7 @@ class CpuOps(Ops):
     def attend(self, layer, q, k=None, v=None):
         mixer, start, cache = self.config.layers[layer].mixer, self.begin(), self.cache.states[layer]
         sinks, positions = self.vector(f"blk.{layer}.attn_sinks.weight"), self.cache.length + len(q)
-        last, chosen = (mixer.scale, mixer.window, mixer.cap, sinks), self.chosen if mixer.choice else None
+        chosen, runs = self.chosen if mixer.choice else None, [(0, positions)]
         if mixer.memory.every:
             seen = mixer.memory.seen(positions)
             mixed = attend_rows(q, k, cache, self.cache.length, mixer, chosen, sinks)
@@ -153,18 +162,27 @@ class CpuOps(Ops):
         fused = self._attention == "fused" and fits(q.shape[2])  # reads it as it is stored
         if chosen is not None:
             variant, mixed = self._to_chosen(fused, mixer, cache, q, chosen, sinks)
-        elif fused:
-            variant = "fused"
-            mixed = attend(q.transpose(0, 1), *cache.histories(), mixer.kv_heads, positions, *last).transpose(0, 1)
         else:
-            keys, values = cache.read(positions)
-            q = q.transpose(0, 1)
-            variant = variant_for(self._attention, q, keys, values)
-            mixed = ATTENTION[variant](q, keys, values, *last).transpose(0, 1)
-        seen = min(positions, mixer.window + len(self.tokens) - 1) if mixer.window else positions
+            runs = mixer.chunks.runs(self.cache.length, positions) if mixer.chunks else runs
+            parts = q.split([stop - max(first, self.cache.length) for first, stop in runs])
+            found = [self._to_all(fused, mixer, cache, *own, sinks) for own in zip(parts, runs, strict=True)]
+            variant, mixed = found[0][0], torch.cat([part for _, part in found]) if len(found) > 1 else found[0][1]
+        seen = sum(stop - first for first, stop in runs)
+        seen = min(seen, mixer.window + len(self.tokens) - 1) if mixer.window else seen
         seen = seen if chosen is None else max(chosen.counts)
         self.end("attention", start, layer=layer, nbytes=seen * cache.bytes_attended, outcome=variant)
         return mixed.flatten(1)
+
+    def _to_all(self, fused, mixer, cache, q, run, sinks):
+        """(variant, result) of attention of the last tokens of a ``run`` of positions to these, or to a window."""
+        (first, stop), last = run, (mixer.scale, mixer.window, mixer.cap, sinks)
+        q = q.transpose(0, 1)
+        if fused:
+            sides = [side._replace(memory=side.memory[:, first:]) for side in cache.histories()]
+            return "fused", attend(q, *sides, mixer.kv_heads, stop - first, *last).transpose(0, 1)
+        keys, values = (side[:, first:] for side in cache.read(stop))
+        variant = variant_for(self._attention, q, keys, values)
+        return variant, ATTENTION[variant](q, keys, values, *last).transpose(0, 1)
 
     def _to_chosen(self, fused, mixer, cache, q, chosen, sinks):
         """(variant, result) of attention to positions that were chosen; the first tokens may attend to all."""
@@ -205,7 +223,11 @@ class CpuOps(Ops):
         self.expects([f"{stack}[{expert}]" for expert in experts for stack in stacks])
         for expert in experts:
             token, place = (chosen == expert).nonzero(as_tuple=True)
-            yield expert, self.rows(input, token), (token, share[token, place, None])
+            rows, own = self.rows(input, token), share[token, place, None]
+            yield (expert, rows * own, (token, 1)) if self._inside(router) else (expert, rows, (token, own))
+
+    def _inside(self, router):
+        return self.config.layers[layer_of(router)].feed_forward.routing.inside
 
     def mix(self, x, y, share):
         token, factor = share
@@ -270,6 +292,7 @@ ACTIVATIONS = {
     "silu": lambda gate, up: gate if run("silu", gate, up, gate) else F.silu(gate).mul_(up),
     "gelu": lambda gate, up: gate if run("gelu", gate, up, gate) else F.gelu(gate, approximate="tanh").mul_(up),
     "sigmoid": lambda gate, up: gate if run("sigmoid", gate, up, gate) else gate.sigmoid_().mul_(up),
+    "times": lambda gate, up: gate if run("times", gate, up, gate) else gate.mul_(up),
     "clamped": lambda gate, up: gate if run("clamped", gate, up, gate) else _clamped(gate, up),
 }
 

@@ -26,13 +26,12 @@ class Ops(ABC):
         "attend",
         "index",
         "index_blocks",
+        "index_pools",
         "ngram_rows",
         "choose",
         "compress",
         "convolve",
-        "delta_net",
-        "kda",
-        "mamba2",
+        "recur",
     )
 
     def __init__(self, model):
@@ -73,7 +72,8 @@ class Ops(ABC):
         start, mixer = self.begin(), self.config.layers[layer].mixer
         rope = mixer.index_rope if index else mixer.back_rope if back else mixer.rope
         for x, own in zip(heads, (rope, rope.of_keys), strict=False):
-            self.turn(x, own)
+            if own.dims + own.still:
+                self.turn(x, own)
         self.end("rope", start, layer=layer)
 
     def add_linear(self, x: torch.Tensor, name: str, input, norm: str) -> None:
@@ -109,82 +109,20 @@ class Ops(ABC):
         self.end("convolution", start, f"{name}.weight", nbytes=2 * state.nbytes)
         return out
 
-    def delta_net(self, layer: int, qkv, alpha, beta, z: torch.Tensor) -> torch.Tensor:
-        """The gated delta net of a layer with its norm and gate, as kit.cpu.recurrent.delta_net: of the shape of z."""
-        mixer, state = self.config.layers[layer].mixer, self.state(layer)["matrices"]
-        start, out = self.begin(), self.new(*z.shape)
-        a, dt, weight = (self.vector(f"blk.{layer}.ssm_{part}") for part in ("a", "dt.bias", "norm.weight"))
-        eps = self.config.norm_eps
-        self.do("delta net", qkv, alpha, beta, a, dt, state, z, weight, mixer.key_heads, eps, out, mixer.sigmoids)
-        self.end("delta net", start, layer=layer, nbytes=2 * state.nbytes)
+    def recur(self, layer: int, *tensors: torch.Tensor, what: str, span: str, shape: tuple, **operands) -> torch.Tensor:
+        """What an operation ``what`` that carries on the matrices of a layer gives for tensors with the tokens first: (tokens,
+        *shape). ``operands``: its others, but for ``state`` and ``out``."""
+        start, state, out = self.begin(), self.state(layer)["matrices"], self.new(len(tensors[0]), *shape)
+        self.do(what, *tensors, state=state, out=out, **operands)
+        self.end(span, start, layer=layer, nbytes=2 * state.nbytes)
         return out
 
-    def kda(self, layer: int, q, k, v, decay, beta, z: torch.Tensor) -> torch.Tensor:
-        """Kimi delta attention of a layer with its norm and gate, as kit.cpu.kda.kda: (tokens, heads, size)."""
-        mixer, state = self.config.layers[layer].mixer, self.state(layer)["matrices"]
-        start, out = self.begin(), self.new(len(q), mixer.heads, mixer.size)
-        dt, a, weight = (self.vector(f"blk.{layer}.ssm_{part}") for part in ("dt.bias", "a", "norm.weight"))
-        eps = self.config.norm_eps
-        self.do("kda", q, k, v, decay, dt, a.flatten(), beta, state, z, weight, mixer.bound, eps, mixer.least or eps, out)
-        self.end("delta net", start, layer=layer, nbytes=2 * state.nbytes)
-        return out
-
-    def mix_streams(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """The mean over the streams of x * sigmoid(gates), both (tokens, streams, n): (tokens, n)."""
-        start, out = self.begin(), self.new(len(x), x.shape[2])
-        self.do("mix streams", x, gates, out)
-        self.end("streams", start)
-        return out
-
-    def gate_streams(self, key: torch.Tensor, query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """value (tokens, n) for each stream, gated by key . query of it, (tokens, streams, n), as kit.cpu.streams.gate_step."""
-        start, out = self.begin(), self.new(*key.shape)
-        self.do("gate streams", key, query, value, out)
-        self.end("streams", start)
-        return out
-
-    def spread(self, x: torch.Tensor, y: torch.Tensor, logits: torch.Tensor) -> None:
-        """x (tokens, streams, n) += 2 sigmoid(logits / streams) y, y (tokens, n) and logits (tokens, streams)."""
-        start = self.begin()
-        self.do("spread", x, y, logits)
-        self.end("streams", start)
-
-    def share_streams(self, logits: torch.Tensor, name: str, turns: int, epsilon: float) -> torch.Tensor:
-        """Numbers of four streams by the scale and the base of ``name``, as kit.cpu.streams.shares_step, shaped as logits."""
-        start, out = self.begin(), self.new(*logits.shape)
-        scale, base = (self.vector(f"{name}_{part}.weight") for part in ("scale", "base"))
-        self.do("share streams", logits, scale, base, out, turns=turns, epsilon=epsilon)
-        self.end("streams", start)
-        return out
-
-    def weigh_streams(self, x: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        """The sum of the streams of x (tokens, 4, n) by their shares: (tokens, n)."""
-        start, out = self.begin(), self.new(len(x), x.shape[2])
-        self.do("weigh streams", x, shares, out)
-        self.end("streams", start)
-        return out
-
-    def mix_balanced(self, x: torch.Tensor, y: torch.Tensor, shares: torch.Tensor) -> None:
-        """Mix the streams of x (tokens, 4, n) in place, and add y (tokens, n), by their shares."""
-        start = self.begin()
-        self.do("mix balanced", x, y, shares)
-        self.end("streams", start)
-
-    def gate_heads(self, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-        """x (tokens, heads, n) times the sigmoid of a gate of each head (tokens, heads)."""
-        start, y = self.begin(), self.new(*x.shape)
-        self.do("gate heads", x, gates, y)
-        self.end("gate", start)
-        return y
-
-    def mamba2(self, layer: int, xbc, dt, z: torch.Tensor) -> torch.Tensor:
-        """Mamba-2 of a layer with its gate, as kit.cpu.recurrent.mamba2: of the shape of z."""
-        mixer, state = self.config.layers[layer].mixer, self.state(layer)["matrices"]
-        start, out = self.begin(), self.new(*z.shape)
-        a, bias, d = (self.vector(f"blk.{layer}.ssm_{part}") for part in ("a", "dt.bias", "d"))
-        self.do("mamba2", xbc, dt, a, bias, d, state, z, mixer.groups, out)
-        self.end("mamba2", start, layer=layer, nbytes=2 * state.nbytes)
-        return out
+    def make(self, what: str, *operands, shape: tuple = (), span: str, **constants) -> torch.Tensor | None:
+        """What an operation ``what`` that sees no state gives, of that shape; of one that writes to an operand None."""
+        start, out = self.begin(), [self.new(*shape)] if shape else []
+        self.do(what, *operands, *out, **constants)
+        self.end(span, start)
+        return out[0] if out else None
 
     def gate(self, y: torch.Tensor, name: str, input) -> torch.Tensor:
         """y * sigmoid(w . input) of each token, in place, with the vector ``name`` for w."""
@@ -278,6 +216,11 @@ class Ops(ABC):
         ``indexer.k_norm``, with RoPE at the first position of a block."""
 
     @abstractmethod
+    def index_pools(self, layer: int, keys: torch.Tensor, gates: torch.Tensor) -> None:
+        """Remember in the index of a layer the sums of pools of its tokens' keys (tokens, elements) by the softmax of their
+        gates, to which those of ``indexer_compressor_ape`` are added."""
+
+    @abstractmethod
     def compress(self, layer: int, rows: torch.Tensor, scores: torch.Tensor, *, name: str) -> None:
         """Remember one row for every so many positions of a layer, as kit.cpu.compress makes them of the tokens' rows and
         scores, (tokens, n) each, normed and with RoPE at the first position. ``name``: of its tensors; those of the indexer
@@ -324,8 +267,8 @@ def matrices(name: str, heads: int, rows: bool) -> list[str]:
 def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
     """Logits (wanted tokens, vocabulary) of the tokens of ``ops``."""
     x = ops.embed("token_embd.weight", config.embedding_scale)
-    x = config.hyper.begin(ops, x) if config.hyper else x
     embedded = config.per_layer.embedded(ops, x) if config.per_layer else None
+    x = config.hyper.begin(ops, x) if config.hyper else x
     for number, layer in enumerate(config.layers):
         layer.run(ops, number, x, embedded)
     x = x[wanted]

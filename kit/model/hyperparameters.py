@@ -11,11 +11,11 @@ from kit.gguf.names import layer_of
 from kit.model.architectures import ARCHITECTURES
 from kit.model.config import Config
 from kit.model.keys import MAX_LAYERS, ModelKeys
-from kit.model.layers import BALANCED, FEED_FORWARD, KINDS, MIXERS, Balanced, Hyper, Layer, PerLayerInput
+from kit.model.layers import BALANCED, FEED_FORWARD, KINDS, MIXERS, STREAMS, AltUp, Balanced, Hyper, Layer, PerLayerInput
 from kit.model.layers.rope import RopeConfig
 
 # Tensors that no token of text reads: of images and sounds, and of the prediction of further tokens.
-BY_TRANSFORMERS = {"bloom", "gpt2", "mamba", "t5", "t5encoder"}  # architectures that it maps and the kit has no pass for
+BY_TRANSFORMERS = {"bloom", "gpt2", "t5", "t5encoder"}  # architectures that it maps and the kit has no pass for
 _OTHERS = re.compile(r"(v|a|mm|resampler)\.|blk\.\d+\.(nextn|exp_probs_b_vl)\.|nextn\.")
 
 
@@ -113,7 +113,10 @@ class Facts:
         }
         self._unsaid = self._unsaid if family.mup else {}  # the first files of minicpm lack these keys
         self.rope, self.local_rope = self._ropes()
-        window = keys.count("attention.sliding_window", 0)
+        window = keys.count("attention.sliding_window", *() if family.period < 0 else (0,))
+        if family.chunk:
+            keys.same("attention.sliding_window", family.chunk, "the positions of a chunk in every such model")
+            window = family.chunk
         self.windows = [window if each else 0 for each in keys.local(family.period, self.numbers)]
         self.local_dim = keys.count("attention.key_length_swa", self.head_dim, least=1) if family.local_sized else self.head_dim
         self.head_dims = [self.local_dim if each else self.head_dim for each in self.windows]
@@ -145,6 +148,8 @@ class Facts:
         family, keys = self.family, self.keys
         dense, step = keys.count("leading_dense_block_count", 0), keys.count("interleave_moe_layer_step", 1, least=1)
         routed = self.experts > 0 and layer >= dense and (self.numbers[layer] + 1) % step == 0
+        if family.routed_stored and self.stored:
+            routed = f"blk.{layer}.ffn_gate_inp.weight" in self.stored
         mixer, network = family.recurrent if self.recurrent[layer] else family.mixer, self._network(routed)
         norms = family.norms
         if family.alone and self.dense_size[layer]:
@@ -169,17 +174,22 @@ class Facts:
             PerLayerInput(self.hidden_size, self.whole, self.per_layer_size) if self.per_layer_size else None,
             parallel,
             self._hyper(layer),
-            family.per_layer,
+            family.per_layer and not family.streams,
         )
 
     def _hyper(self, layer):
         if not self.family.streams:
             return None
-        streams, keys = self.keys.count("hyper_connection.count", least=2), self.keys
-        if self.family.streams == "balanced":
+        keys = self.keys
+        if self.family.streams == "alternating":
+            keys.same("altup.num_inputs", STREAMS, "as in every such model")
+            keys.same("altup.active_idx", 0, "as in every such model")
+            return AltUp(self.hidden_size)
+        streams = keys.count("hyper_connection.count", least=2)
+        if self.family.streams in ("balanced", "averaged"):
             keys.same("hyper_connection.count", BALANCED, "as in every such model")
             turns = keys.count("hyper_connection.sinkhorn_iterations")
-            return Balanced(self.hidden_size, turns, keys.number("hyper_connection.epsilon"))
+            return Balanced(self.hidden_size, turns, keys.number("hyper_connection.epsilon"), self.family.streams == "averaged")
         rank = keys.count("hyper_connection.low_rank")
         shape = getattr(self.stored[name], "shape", ()) if (name := f"blk.{layer}.hc_attn_norm.weight") in self.stored else ()
         return Hyper(self.hidden_size, streams, rank, len(shape) == 1)
@@ -193,7 +203,7 @@ class Facts:
         positions = (
             keys.flag("rope.scaling.finetuned", True) or family.mup or not family.scaled
         )  # granite without RoPE sets it to false
-        dims = keys.count("rope.dimension_count", self.head_dim, least=1)
+        dims = keys.count("rope.dimension_count", self.head_dim, least=not family.latent_still)
         rope = _rope(keys, dims if positions else 0, family.long)
         if family.growing:
             grown, multiplier = rope.grown, keys.number("rope.scaling.yarn_log_multiplier", 0)
@@ -214,14 +224,18 @@ class Facts:
         dims = keys.count("rope.dimension_count_swa", rope.dims, least=1) if family.local_sized else rope.dims
         said = family.period and family.local_base is not None
         base = keys.number("rope.freq_base_swa", family.local_base, above=0.0) if said else 0.0
-        return rope, replace(rope, dims=dims, base=base or rope.base, divided=family.local_divided, **stretch)
+        local = replace(rope, dims=dims, base=base or rope.base, divided=family.local_divided, **stretch)
+        return replace(rope, dims=rope.dims // 2) if family.global_half else rope, local
 
     def rope_of(self, layer: int) -> RopeConfig | None:
         """RoPE of this layer; None: it has none."""
         every, local = self.family.no_rope_every, self.windows[layer] > 0
         every_rope = self.family.global_rope or not any(self.windows)
         if (every and (self.numbers[layer] + 1) % every == 0) or not (every_rope or local) or not self.rope.dims:
-            return None
+            if not self.family.chunk:
+                return None
+            growing = dict(dims=0, still=self.head_dim, growth=0.1, every=self.family.chunk, ahead=1)
+            return replace(self.rope, yarn=False, attention_factor=1.0, **growing)
         return self.local_rope if local else self.rope
 
     def multiplier(self, key: str, default: float) -> float:

@@ -50,7 +50,7 @@ class ModelKeys(Keys):
     def local(self, period: int, numbers: Sequence[int]) -> list[bool]:
         """For each layer, whether it has the window: by the file's list of flags, its period, or the family's period."""
         key = "attention.sliding_window_pattern"
-        if self.is_list(key):
+        if self.is_list(key) or period < 0:
             flags = self.flags(key, self.count("block_count", most=MAX_LAYERS))
             return flags[: len(numbers)]
         period = self.count(key, period)

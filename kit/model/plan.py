@@ -194,11 +194,20 @@ class Plan(Ops):
         self._uses = []
         for place in range(routing.used):
             first = len(self.program.steps)
-            yield place, input, place
+            yield place, self._weighed(input, place) if routing.inside else input, None if routing.inside else place
             products.append(range(first, len(self.program.steps) - 1))
         self._mixtures.append(RecordedMixture(layer_of(router), products, self._uses))
 
+    def _weighed(self, input, share):
+        """An input times the share of an expert."""
+        y = self.zeros(input.x)
+        self._sets.append((self.do("add", y, input.x, factor=0.0), "factor", share, None, 0))
+        return self.input(y)
+
     def mix(self, x, y, share):
+        if share is None:
+            self.do("add", x, y, factor=1.0)
+            return
         self._sets.append((self.do("add", x, y, factor=0.0), "factor", share, None, 0))
 
     def scale(self, x, factor):
@@ -230,6 +239,13 @@ class Plan(Ops):
         rope = mixer.index_rope
         self.program.rotate(rope.layout or self.config.family.rope, mean, self.ropes[rope], each)
         self.program.append(mean, cache.index.history, each)
+
+    def index_pools(self, layer, keys, gates):
+        mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
+        held, made = (cache["keys"], cache["gates"]), self.new(1, mixer.index_size)
+        self.program.compress(keys, gates, self.vector(f"blk.{layer}.indexer_compressor_ape.weight"), held, made)
+        self.end("pool", first, layer=layer, nbytes=2 * sum(part.nbytes for part in held))
+        self.program.append(made[:, None], cache.index.history, mixer.choice.each)
 
     def compress(self, layer, rows, scores, *, name):
         mixer, cache, first = self.config.layers[layer].mixer, self._cache.states[layer], self.begin()
@@ -266,7 +282,7 @@ class Plan(Ops):
             self.program.append(new, history)
         if mixer.choice:
             histories = self.program.gather(histories, mixer.kv_heads, q.shape[2], mixer.choice)
-        limit = mixer.choice or mixer.window
+        limit = mixer.choice or mixer.chunks or mixer.window
         self.program.attend(q, *histories, mixer.kv_heads, mixed, mixer.scale, limit, mixer.cap, sinks)
         self.end("attention", first, layer=layer, nbytes=cache.bytes_attended, outcome="fused")
         return mixed

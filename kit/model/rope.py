@@ -10,12 +10,12 @@ from kit.model.layers.rope import RopeConfig
 def frequencies(rope: RopeConfig, divisors: torch.Tensor | None = None) -> tuple[torch.Tensor, float]:
     """(frequencies, scale): radians per position of each pair, (dims / 2,) float64; the factor of the rotated vectors.
 
-    ``divisors``: of the file's tensor, (dims / 2,). Source: Peng et al. 2023 (YaRN) and ggml's ``rope_yarn``.
+    ``divisors``: of the file's tensor, at least (dims / 2,). Source: Peng et al. 2023 (YaRN) and ggml's ``rope_yarn``.
     """
     pair = torch.arange(rope.dims // 2, dtype=torch.float64, device="cpu")
     base = rope.base ** (-2 * pair / rope.dims)
     if divisors is not None:
-        base = base / divisors.double()
+        base = base / divisors.double()[: len(base)]
     if not rope.yarn:
         return base / rope.factor, rope.attention_factor
 
@@ -41,13 +41,14 @@ class Rope:
         still = torch.zeros(rope.still // 2, dtype=torch.float64, device="cpu")
         self._frequencies = torch.cat([turning, still])
         self._scales = torch.cat([torch.full_like(turning, scale), still + 1])
+        self._ahead = rope.ahead
         self._growth, self._every, self._sign = rope.growth, rope.every or rope.original_context, -1 if rope.back else 1
 
     def cos_sin(self, start: int, count: int) -> torch.Tensor:
         """scale * exp(i angle) of queries at ``count`` positions from ``start``: (count, 1, pairs) complex64."""
         positions = torch.arange(start, start + count, dtype=torch.float64, device="cpu")
         angles = torch.outer(self._sign * positions, self._frequencies)
-        grown = 1 + self._growth * torch.log1p(positions // self._every)
+        grown = 1 + self._growth * torch.log1p((positions + self._ahead) // self._every)
         return torch.polar(torch.outer(grown, self._scales), angles).to(torch.complex64)[:, None]
 
     def table(self, start: int, count: int) -> torch.Tensor:

@@ -14,9 +14,6 @@ from kit.model.forward import matrices, scaled
 from kit.model.plan import Plan, obstacle
 from kit.products import PRODUCTS
 
-_SCANS = {"convolution", "delta net", "kda", "mamba2"}  # what reads and writes the states of recurrent layers
-_STRIDED = {"convolution", "delta net", "mamba2", "append", "dequantize", "route"}  # what takes operands that are views
-
 
 class NotRecorded(Exception):
     """A pass that cannot be recorded for several tokens, and why."""
@@ -28,9 +25,9 @@ class PlanOfSeveral(Plan):
     def __init__(self, model, cache, tokens: int):
         if reason := obstacle(model) or ("experts are not all in memory" if model.weights.experts else ""):
             raise NotRecorded(reason)
-        self.tokens, self._first, self._scans = tokens, 0, []
+        self.tokens, self._first = tokens, 0
         super().__init__(model, cache)
-        self._again = self.program.part(self._scans)  # the recurrent layers alone
+        self._again = self.program.part(self.program.scans)  # the recurrent layers alone
 
     def steps(self, tokens, position: int) -> torch.Tensor:
         """Logits (tokens, vocabulary) after each of the tokens, whose keys and values are written from ``position`` on."""
@@ -50,12 +47,9 @@ class PlanOfSeveral(Plan):
     # ---- recording
 
     def do(self, name, *operands, **constants):
-        if name not in _STRIDED and any(isinstance(x, torch.Tensor) and not x.is_contiguous() for x in operands):
+        if not self.program.takes_views(name) and any(isinstance(x, torch.Tensor) and not x.is_contiguous() for x in operands):
             raise NotRecorded(f"{name} of several tokens takes no view")
-        step = super().do(name, *operands, **constants)
-        if name in _SCANS:
-            self._scans.append(step)
-        return step
+        return super().do(name, *operands, **constants)
 
     def _whole(self, x):
         """x (tokens, ...) itself, or a contiguous copy."""
@@ -109,17 +103,20 @@ class PlanOfSeveral(Plan):
             self._sets = self._choices[step] = []
             row = self._activations(input.x[token : token + 1])
             for place in range(routing.used):
-                yield place, row, (token, place)
+                yield place, self._weighed(row, place) if routing.inside else row, (token, None if routing.inside else place)
         self._first = 0
 
     def mix(self, x, y, share):
         token, place = share
-        self._sets.append((self.do("add", x[token : token + 1], y, factor=0.0), "factor", place, None, 0))
+        super().mix(x[token : token + 1], y, place)
 
     def choose(self, layer, q, weights=None):
         raise NotRecorded("a choice of positions is that of one token")
 
     index = index_blocks = choose
+
+    def index_pools(self, layer, keys, gates):
+        self.choose(layer, keys)
 
     def compress(self, layer, rows, scores, *, name):
         raise NotRecorded("rows of several positions are those of one token")
@@ -132,7 +129,7 @@ class PlanOfSeveral(Plan):
         for history, new in ({} if k is None else dict(zip(histories, (k, v), strict=True))).items():
             self.program.append(new if new.stride(1) == new.shape[2] else self._whole(new), history)
         sinks = self.vector(f"blk.{layer}.attn_sinks.weight")
-        last = mixer.scale, mixer.window, mixer.cap, sinks
+        last = mixer.scale, mixer.chunks or mixer.window, mixer.cap, sinks
         for token in range(self.tokens):  # by itself, with the operations and bits of a pass over one token
             one = slice(token, token + 1)
             self.program.attend(self._whole(q[one]), *histories, mixer.kv_heads, mixed[one], *last, token=token)

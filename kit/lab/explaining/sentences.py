@@ -17,6 +17,7 @@ from kit.system import cpu_facts
 from kit.units import format_bytes, format_count, format_seconds, printable
 
 _FEW = 20  # a cache of less than this part of the float32 weights is none
+_TABLES = 0.1  # of all bytes, from which on tables that are read by rows are said
 
 
 def what(study: Study) -> str:
@@ -80,6 +81,8 @@ def fits(study: Study) -> str:
     beside = study.room.beside
     parts = f"{format_bytes(blocks)} of blocks and {format_bytes(beside)} for the process"
     text = f"{yes}: {format_bytes(blocks + beside)}, {parts}, of {of}."
+    if (tables := sum(use.nbytes for use in study.uses if use.is_rows)) > _TABLES * blocks:
+        text += f" {format_bytes(tables)} of them are tables of which a token reads a few rows: they may stay on the disk."
     if study.contexts:
         last = study.contexts[-1]
         text += f" A context of {last['positions']:,} takes {format_bytes(last['kv']['float32'])} of KV cache in float32"

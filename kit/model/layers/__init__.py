@@ -3,21 +3,24 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from kit.model.layers.altup import STREAMS, AltUp
 from kit.model.layers.attention import Attention
 from kit.model.layers.attention_and_mamba2 import AttentionAndMamba2
 from kit.model.layers.both import DenseAndMixture
 from kit.model.layers.compressed import Compressed
 from kit.model.layers.delta_net import DeltaNet
 from kit.model.layers.dense import Dense
-from kit.model.layers.hyper import BALANCED, Balanced, Hyper
+from kit.model.layers.hyper import BALANCED, Balanced, Hyper, ResidualStreams
 from kit.model.layers.kda import Kda
-from kit.model.layers.kind import LayerKind, Memory, Tensor
+from kit.model.layers.kind import LayerKind, Memory, Tensor, weight_name
 from kit.model.layers.latent import Latent
+from kit.model.layers.mamba import Mamba
 from kit.model.layers.mamba2 import Mamba2
 from kit.model.layers.mixture import Mixture
 from kit.model.layers.nothing import Nothing
 from kit.model.layers.one_matrix import OneMatrix
 from kit.model.layers.per_layer import PerLayerInput
+from kit.model.layers.pooled_latent import PooledLatent
 from kit.model.layers.short_conv import ShortConv
 from kit.model.layers.sparse_attention import SparseAttention
 from kit.model.layers.sparse_latent import SparseLatent
@@ -27,6 +30,8 @@ __all__ = [
     "FEED_FORWARD",
     "KINDS",
     "MIXERS",
+    "STREAMS",
+    "AltUp",
     "Balanced",
     "DeltaNet",
     "Hyper",
@@ -34,11 +39,12 @@ __all__ = [
     "Mamba2",
     "Memory",
     "PerLayerInput",
+    "ResidualStreams",
 ]
 
 MIXERS = {kind.named: kind for kind in (
     Attention, Latent, DeltaNet, Mamba2, ShortConv, AttentionAndMamba2, OneMatrix, SparseLatent, SparseAttention, Kda,
-    Compressed,
+    Compressed, Mamba, PooledLatent,
     Nothing,
 )}  # fmt: skip
 FEED_FORWARD = {kind.named: kind for kind in (Dense, Mixture, DenseAndMixture, Nothing)}
@@ -61,7 +67,7 @@ class Layer(NamedTuple):
     bare: bool = False  # norms have no weights
     per_layer: PerLayerInput | None = None
     parallel: bool = False  # both networks take x as it was before the layer, each by its own norm
-    hyper: Hyper | Balanced | None = None  # the residual has several streams
+    hyper: ResidualStreams | None = None  # the residual has several streams
     scaled: bool = False  # in the end x is multiplied by layer_output_scale, if the file has it
 
     def tensors(self) -> Iterator[Tensor]:
@@ -87,7 +93,7 @@ class Layer(NamedTuple):
 
     def _norm(self, name):
         if name:
-            yield Tensor(_weight(name), (self.hidden_size,))
+            yield Tensor(weight_name(name), (self.hidden_size,))
             if self.biased:
                 yield Tensor(f"{name}.bias", (self.hidden_size,), required=False)
 
@@ -96,15 +102,23 @@ class Layer(NamedTuple):
         """What of this layer no other device runs; "" if all of it can run there."""
         if wrong := next((kind for kind in self[:2] if not kind.on_device), None):
             return f"layers of the kind {type(wrong).__name__}"
-        other = self.hyper or self.per_layer or self.scaled or self.mixer.source is not None or self.mixer.gated
+        other = (
+            self.hyper
+            or self.per_layer
+            or self.scaled
+            or self.mixer.source is not None
+            or self.mixer.gated
+            or self.mixer.chunks
+            or self.mixer.gate
+        )
         other = other or getattr(self.feed_forward, "shared_gated", False)
         return "gates, shared keys and values and per-layer embeddings" if other else ""
 
     def run(self, ops, layer: int, x, embedded=None) -> None:
         """Add to x (tokens, hidden_size) what the two networks make of it. ``embedded``: of PerLayerInput."""
         if self.hyper:
-            return self._run_streams(ops, layer, x)
-        before_mixer, after_mixer, before_ffn, after_ffn = (name and f"blk.{layer}.{_weight(name)}" for name in self.norms)
+            return self.hyper.run(ops, self, layer, x, embedded)
+        before_mixer, after_mixer, before_ffn, after_ffn = (name and f"blk.{layer}.{weight_name(name)}" for name in self.norms)
         input = ops.norm(x, before_mixer)
         other = ops.norm(x, before_ffn) if self.parallel else input
         self.mixer.run(ops, layer, x, input, after_mixer)
@@ -116,17 +130,3 @@ class Layer(NamedTuple):
         factor = ops.vector(f"blk.{layer}.layer_output_scale.weight") if self.scaled else None
         if factor is not None:
             ops.scale(x, float(factor))
-
-    def _run_streams(self, ops, layer, x) -> None:
-        """The same for x (tokens, streams * hidden_size)."""
-        if ngrams := getattr(self.mixer, "ngrams", None):
-            ngrams.run(ops, layer, x)
-        for network, name, norm in ((self.mixer, "hc_attn", self.norms[0]), (self.feed_forward, "hc_ffn", self.norms[2])):
-            input, inject = self.hyper.before(ops, x, f"blk.{layer}.{name}")
-            y = ops.zeros(input)
-            network.run(ops, layer, y, ops.norm(input, norm and f"blk.{layer}.{_weight(norm)}"), "")
-            self.hyper.after(ops, x, y, inject)
-
-
-def _weight(name):
-    return name.removesuffix(".") if name.endswith(".") else f"{name}.weight"

@@ -3,8 +3,21 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kit.model.layers.kind import ATTENDING, LayerKind, Memory, Tensor, heads_problems, heads_said, matrix, vector
+from kit.model.layers.kind import (
+    ATTENDING,
+    Chunks,
+    LayerKind,
+    Memory,
+    Tensor,
+    gated,
+    heads_problems,
+    heads_said,
+    matrix,
+    vector,
+)
 from kit.model.layers.rope import RopeConfig
+
+_UNNORMED = 128  # experts of the one Llama 4 without norms of queries and keys
 
 
 @dataclass(frozen=True)
@@ -16,16 +29,19 @@ class Attention(LayerKind):
     kv_heads: int
     head_dim: int
     rope: RopeConfig | None  # None: the layer has no RoPE
-    window: int  # positions that a query attends to, its own included; 0: all
+    window: int  # positions that a query attends to, its own included; 0: all, or those of its chunk
     scale: float
     cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: none
     limit: float = 0.0  # queries, keys and values are clamped to -limit to limit; 0: they are not
-    qk_norm: str = ""  # of queries and keys: by "head", over "all" heads, or by head "after" RoPE
+    # of queries and keys: by "head", over "all" heads, or by head "after" RoPE; "bare": after it without weights
+    qk_norm: str = ""
     fused: bool = False  # attn_qkv is the rows of q, k and v
     sinks: bool = False  # a further logit of each head in the softmax, without a value
     value_norm: bool = False  # values are normed by head, without weights
     has_values: bool = True  # False: values are the keys before their norm and RoPE
     source: int | None = None  # the layer whose keys and values it attends to; None: its own
+    chunks: Chunks | None = None
+    gate: str = ""  # of what it gives, a sigmoid of a product with the input: by "head", by "element"
     gated: bool = False  # attn_q has a query and a gate for each head, whose sigmoid multiplies what the head gives
 
     named, metadata, spans, on_device = "attention", ATTENDING, {"attention": 1.0}, True
@@ -43,16 +59,18 @@ class Attention(LayerKind):
             kv_heads=facts.kv_heads[layer],
             head_dim=facts.head_dims[layer],
             rope=facts.rope_of(layer),
-            window=facts.windows[layer],
+            window=0 if family.chunk else facts.windows[layer],
             scale=family.scale or facts.attention_scale(facts.head_dims[layer]),
             cap=facts.soft_cap("attn_logit_softcapping", family.soft_caps[0]),
             limit=keys.number("attention.clamp_kqv", 0) if family.clamped else 0.0,
-            qk_norm=family.qk_norm,
+            qk_norm="" if family.qk_norm == "bare" and facts.experts == _UNNORMED else family.qk_norm,
             fused="attn" in family.fused,
             sinks=family.sinks,
             value_norm=family.value_norm,
-            has_values=not family.value_norm or f"blk.{layer}.attn_v.weight" in facts.stored or not facts.stored,
+            has_values=not family.values_are_keys or f"blk.{layer}.attn_v.weight" in facts.stored or not facts.stored,
             source=facts.sources[layer],
+            chunks=Chunks(family.chunk) if family.chunk and facts.windows[layer] else None,
+            gate=family.gate,
             gated=family.output_gated,
         )
 
@@ -65,12 +83,14 @@ class Attention(LayerKind):
             yield from self._own(*matrix("attn_k", kv, hidden))
             if self.has_values:
                 yield from self._own(*matrix("attn_v", kv, hidden))
-        if self.qk_norm:
+        if self.qk_norm and self.qk_norm != "bare":
             each = self.qk_norm != "all"
             yield from vector("attn_q_norm", self.head_dim if each else q)
             yield from self._own(*vector("attn_k_norm", self.head_dim if each else kv))
         if self.sinks:
             yield from vector("attn_sinks", self.heads)
+        if self.gate:
+            yield from matrix("attn_gate", q if self.gate == "element" else self.heads, hidden)
         yield from matrix("attn_output", hidden, q)
 
     def _own(self, *tensors):
@@ -82,12 +102,13 @@ class Attention(LayerKind):
 
     def problems(self):
         yield from heads_problems(self)
-        whole = not self.rope or not self.rope.growth or self.rope.dims == self.head_dim
+        whole = not self.rope or not self.rope.growth or self.rope.dims + self.rope.still == self.head_dim
         yield whole, "queries that grow with the position, of which RoPE turns a part"
 
     @property
     def memory(self) -> Memory:
-        return Memory(2 * self.kv_heads * self.head_dim, self.window, shared=self.source is not None)
+        window = self.chunks.size if self.chunks else self.window
+        return Memory(2 * self.kv_heads * self.head_dim, window, chunked=bool(self.chunks), shared=self.source is not None)
 
     @property
     def said(self) -> str:
@@ -101,10 +122,15 @@ class Attention(LayerKind):
                 ops.rotate(layer, q, k)
             if self.qk_norm == "after":
                 q, k = _normed(ops, block, q, k)
+            if self.qk_norm == "bare" and self.rope and self.rope.dims:
+                q, k = ops.rms_norm(q, ""), ops.rms_norm(k, "")
             mixed = ops.attend(layer, q, k, v)
         else:
             mixed = self._to_others(ops, layer, block, input)
-        mixed = ops.activate("sigmoid", gate, mixed) if self.gated else ops.input(mixed)
+        if self.gated:
+            mixed = ops.activate("sigmoid", gate, mixed)
+        else:
+            mixed = gated(ops, self.gate, f"{block}attn_gate.weight", input, mixed, self.heads)
         ops.add_linear(x, f"{block}attn_output.weight", mixed, after)
 
     def _to_others(self, ops, layer, block, input):

@@ -82,5 +82,10 @@ class DeltaNet(Recurrent):
         else:
             beta, alpha = (ops.linear(f"{block}ssm_{part}.weight", input) for part in ("beta", "alpha"))
         qkv = ops.convolve(layer, qkv, taps="ssm_conv1d", silu=True)
-        mixed = ops.delta_net(layer, qkv, alpha, beta, z.unflatten(1, (self.heads, -1)))
+        a, dt, weight = (ops.vector(f"{block}ssm_{part}") for part in ("a", "dt.bias", "norm.weight"))
+        mixed = ops.recur(
+            layer, qkv, alpha, beta, z.unflatten(1, (self.heads, -1)), what="delta net", span="delta net",
+            shape=(self.heads, self.size), a=a, dt=dt, weight=weight, key_heads=self.key_heads, eps=ops.config.norm_eps,
+            sigmoids=self.sigmoids,
+        )  # fmt: skip
         ops.add_linear(x, f"{block}ssm_out.weight", ops.input(mixed.flatten(1)), after)

@@ -1,10 +1,12 @@
 """A dense feed-forward layer: down(activation(gate x) * up x), or down(activation(up x))."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kit.model.layers.kind import LayerKind, Tensor, matrix
 
+_SPARSE, _DEVIATIONS = 10, 1.6448533535003662  # the first layers of Gemma 3n keep 5% of a normal distribution
 _NONE = 1e-6  # a limit up to this is none
 
 
@@ -18,13 +20,21 @@ class Dense(LayerKind):
     gated: bool = True
     fused: str = ""  # "up": ffn_up is the rows of gate and up; "gate_up": that is its name
     suffix: str = ""
+    cut: float = 0.0  # standard deviations above their mean that a token's gates count from, those below are 0; 0: all count
+    late: bool = False  # ``limit`` is of activated gates
     limit: float = 0.0  # gates are at most that, and what they multiply is within -limit to limit; 0: none
 
     named, on_device = "dense", True
 
     @classmethod
     def of(cls, facts, layer: int) -> "Dense":
-        return cls(facts.hidden_size, facts.dense_size[layer], **shape_of(facts.family))
+        return cls(
+            facts.hidden_size,
+            facts.dense_size[layer],
+            **shape_of(facts.family),
+            cut=_cut(facts, layer),
+            limit=_of_dense(facts, layer),
+        )
 
     def tensors(self) -> Iterator[Tensor]:
         yield from stacks(self, self.suffix, self.size)
@@ -39,7 +49,12 @@ class Dense(LayerKind):
 
 def shape_of(family) -> dict:
     """What a row says of gates and activation."""
-    return dict(activation=family.activation, gated=family.gated, fused="up" if "ffn" in family.fused else "")
+    return dict(
+        activation=family.activation,
+        gated=family.gated,
+        fused="up" if "ffn" in family.fused else "",
+        late=family.limited == "after",
+    )
 
 
 def stacks(kind, suffix: str, size: int, *stack: int) -> Iterator[Tensor]:
@@ -61,16 +76,35 @@ def hidden(kind, ops, name: str, input):
     if kind.fused:
         return ops.activate(kind.activation, *ops.linear(name.format(kind.fused), input).chunk(2, 1))
     gate, up = (ops.linear(name.format(part), input) for part in ("gate", "up"))
+    if getattr(kind, "cut", 0):
+        ops.make("cut", gate, span="activation", deviations=kind.cut)
+    if kind.limit and kind.late:
+        gate = ops.values(ops.activate(kind.activation, gate))
     if kind.limit:
         ops.clamp(gate, kind.limit, below=False)
         ops.clamp(up, kind.limit)
-    return ops.activate(kind.activation, gate, up)
+    return ops.activate("times" if kind.limit and kind.late else kind.activation, gate, up)
+
+
+def _of_dense(facts, layer: int) -> float:
+    """``limit`` of a dense network, where the key of the shared one counts for it."""
+    return limits(facts, layer)[1] if facts.family.limited_dense else 0.0
+
+
+def _cut(facts, layer: int) -> float:
+    """``cut`` of a layer: a number for each block, or as the first models have it."""
+    key, keys, first = "activation_sparsity_scale", facts.keys, facts.numbers[layer] < _SPARSE
+    if facts.family.streams != "alternating" or key not in keys:
+        return _DEVIATIONS if facts.family.streams == "alternating" and first else 0.0
+    told = float(keys.numbers(key, length=facts.whole)[facts.numbers[layer]])
+    return told if math.isfinite(told) else 0.0
 
 
 def limits(facts, layer: int) -> tuple[float, float]:
-    """``limit`` of routed experts, and of the shared one, for which that of the others counts where a file has none."""
+    """``limit`` of routed experts, and of the shared one, for which in some families that of the others counts where a file has
+    none."""
     if not facts.family.limited:
         return 0.0, 0.0
     routed = facts.number_of("swiglu_clamp_exp", layer, 0.0)
-    both = routed, facts.number_of("swiglu_clamp_shexp", layer, routed)
+    both = routed, facts.number_of("swiglu_clamp_shexp", layer, routed if facts.family.limited == "before" else 0.0)
     return tuple(limit if limit > _NONE else 0.0 for limit in both)

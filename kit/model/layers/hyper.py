@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kit.model.layers.kind import Tensor
+from kit.model.layers.kind import Tensor, weight_name
 
 BALANCED = 4  # streams of the balanced form
 
@@ -15,8 +15,28 @@ def begin(ops, x, streams: int):
     return ops.join((x[:, None],) * streams, streams * x.shape[1]).flatten(1)
 
 
+class ResidualStreams:
+    """What all forms share. x is (tokens, streams * hidden_size); ``normed``: no norm is before the output."""
+
+    normed: ClassVar[bool] = False
+
+    def model_tensors(self) -> Iterator[Tensor]:
+        """Those outside all layers."""
+        yield from self.tensors("output_hc", inject=False)
+
+    def run(self, ops, layer, number, x, embedded) -> None:
+        """The networks of a kit.model.layers.Layer on x. ``embedded``: of PerLayerInput."""
+        if ngrams := getattr(layer.mixer, "ngrams", None):
+            ngrams.run(ops, number, x)
+        for network, name, norm in ((layer.mixer, "hc_attn", layer.norms[0]), (layer.feed_forward, "hc_ffn", layer.norms[2])):
+            input, inject = self.before(ops, x, f"blk.{number}.{name}")
+            y = ops.zeros(input)
+            network.run(ops, number, y, ops.norm(input, norm and f"blk.{number}.{weight_name(norm)}"), "")
+            self.after(ops, x, y, inject)
+
+
 @dataclass(frozen=True)
-class Hyper:
+class Hyper(ResidualStreams):
     """What is before and after each network of a layer; x is (tokens, streams * hidden_size).
 
     With n = RMSNorm of each stream * weight: a network's input is the mean over the streams of n * sigmoid(up(silu(down(n) /
@@ -28,7 +48,7 @@ class Hyper:
     rank: int
     flat: bool = False  # norms are stored as one axis
 
-    normed: ClassVar[bool] = True  # no norm is before the output
+    normed: ClassVar[bool] = True
 
     def tensors(self, name: str, inject: bool = True) -> Iterator[Tensor]:
         """Those of one network: ``name`` is "hc_attn", "hc_ffn", or "output_hc", which has no ``inject``."""
@@ -56,13 +76,14 @@ class Hyper:
         low = ops.linear(f"{name}_down.weight", own)
         ops.scale(low, 1 / self.streams)
         gates = ops.linear(f"{name}_up.weight", ops.activate("silu", low))
-        mixed = ops.mix_streams(normed, gates.unflatten(1, (self.streams, self.hidden_size)))
+        gates = gates.unflatten(1, (self.streams, self.hidden_size))
+        mixed = ops.make("mix streams", normed, gates, shape=(len(x), self.hidden_size), span="streams")
         inject = None if name == "output_hc" else ops.linear(f"{name}_inject.weight", own)
         return mixed, inject
 
     def after(self, ops, x, y, inject) -> None:
         """Add what a network gave, y (tokens, hidden_size), to each stream of x."""
-        ops.spread(x.unflatten(1, (self.streams, self.hidden_size)), y, inject)
+        ops.make("spread", x.unflatten(1, (self.streams, self.hidden_size)), y, inject, span="streams")
 
     def end(self, ops, x):
         """What the output is a product of."""
@@ -70,7 +91,7 @@ class Hyper:
 
 
 @dataclass(frozen=True)
-class Balanced:
+class Balanced(ResidualStreams):
     """The same with three numbers of each stream, products of all streams normed as one, as kit.cpu.streams.shares has them: a
     network's input is the sum of the streams times the first, and what it gives is added to each stream times the second, after
     the streams were mixed by the third: a matrix whose rows and columns sum to 1, by ``turns`` divisions."""
@@ -78,9 +99,12 @@ class Balanced:
     hidden_size: int
     turns: int
     epsilon: float
+    averaged: bool = False  # the end is the mean of the streams, without tensors
 
-    normed: ClassVar[bool] = False
     streams: ClassVar[int] = BALANCED
+
+    def model_tensors(self) -> Iterator[Tensor]:
+        yield from () if self.averaged else super().model_tensors()
 
     def tensors(self, name: str, inject: bool = True) -> Iterator[Tensor]:
         """As those of Hyper."""
@@ -98,13 +122,24 @@ class Balanced:
     def before(self, ops, x, name: str):
         """(input of a network (tokens, hidden_size), the numbers of the streams)."""
         logits = ops.linear(f"{name}_fn.weight", ops.input(ops.rms_norm(x, "")))
-        shares = ops.share_streams(logits, name, self.turns, self.epsilon)
-        return ops.weigh_streams(x.unflatten(1, (BALANCED, self.hidden_size)), shares), shares
+        of = [ops.vector(f"{name}_{part}.weight") for part in ("scale", "base")]
+        shares = ops.make(
+            "share streams", logits, *of, shape=logits.shape, span="streams", turns=self.turns, epsilon=self.epsilon
+        )
+        streams = x.unflatten(1, (BALANCED, self.hidden_size))
+        return ops.make("weigh streams", streams, shares, shape=(len(x), self.hidden_size), span="streams"), shares
 
     def after(self, ops, x, y, shares) -> None:
         """Mix the streams of x, and add what a network gave, y (tokens, hidden_size)."""
-        ops.mix_balanced(x.unflatten(1, (BALANCED, self.hidden_size)), y, shares)
+        ops.make("mix balanced", x.unflatten(1, (BALANCED, self.hidden_size)), y, shares, span="streams")
 
     def end(self, ops, x):
         """What the output is a product of."""
-        return ops.norm(self.before(ops, x, "output_hc")[0], "output_norm.weight")
+        if not self.averaged:
+            return ops.norm(self.before(ops, x, "output_hc")[0], "output_norm.weight")
+        parts = x.unflatten(1, (BALANCED, self.hidden_size)).split(1, 1)
+        first, *others = (ops.join((part,), self.hidden_size).flatten(1) for part in parts)
+        for other in others:
+            ops.plus(first, other, 1.0)
+        ops.scale(first, 1 / BALANCED)
+        return ops.norm(first, "output_norm.weight")

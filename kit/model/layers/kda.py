@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kit.cpu.shapes import LARGEST, state_shape
 from kit.model.layers.kind import STATE, Recurrent, Tensor, matrix, vector
 
-_PARTS = "qkv"
+_PARTS, _LEAST = "qkv", 1e-6
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,14 @@ class Kda(Recurrent):
         keys, family = facts.keys, facts.family
         heads, size = facts.heads[layer], keys.count("kda.head_dim")
         keys.same("kda.safe_gate", True, "as in every such model")
-        least = keys.number("kda.gate_lower_bound", least=-math.inf) if family.full_gates else 0.0
+        bound = keys.number("kda.gate_lower_bound", least=-math.inf) if family.full_gates else 0.0
+        if family.bound_optional:
+            bound = keys.number("kda.gate_lower_bound", 0.0, least=-math.inf)
+        least = _LEAST if family.bound_optional else 0.0
         width = keys.count("ssm.conv_kernel")
         plain = {f"ssm_conv1d_{part}.weight": (heads * size, width) for part in _PARTS} | {"ssm_a": (heads, 1)}
         stored = tuple((name, facts.shape_of(layer, name, shape)) for name, shape in plain.items())
-        return cls(facts.hidden_size, heads, size, width, least, family.full_gates, shapes_stored=stored)
+        return cls(facts.hidden_size, heads, size, width, bound, family.full_gates, least, stored)
 
     def problems(self):
         yield self.size <= LARGEST and self.size % 16 == 0, f"heads of {self.size} elements"
@@ -83,7 +86,12 @@ class Kda(Recurrent):
             for part in _PARTS
         )
         decay, z = (self._gated(ops, f"{block}{name}", input) for name in ("ssm_f", "ssm_g"))
-        mixed = ops.kda(layer, q, k, v, decay, ops.linear(f"{block}ssm_beta.weight", input), z)
+        beta, eps = ops.linear(f"{block}ssm_beta.weight", input), ops.config.norm_eps
+        a, dt, weight = (ops.vector(f"{block}ssm_{part}") for part in ("a", "dt.bias", "norm.weight"))
+        mixed = ops.recur(
+            layer, q, k, v, decay, beta, z, what="kda", span="delta net", shape=(self.heads, self.size), a=a.flatten(), dt=dt,
+            weight=weight, bound=self.bound, eps=eps, least=self.least or eps,
+        )  # fmt: skip
         ops.add_linear(x, f"{block}attn_output.weight", ops.input(mixed.flatten(1)), after)
 
     def _gated(self, ops, name, input):

@@ -44,11 +44,28 @@ def vector(part: str, size: int) -> Iterator[Tensor]:
     yield Tensor(f"{part}.weight", (size,))
 
 
+def weight_name(norm: str) -> str:
+    """The name of a norm's tensor: a name that ends in "." is whole, but for that."""
+    return norm.removesuffix(".") if norm.endswith(".") else f"{norm}.weight"
+
+
 def heads_problems(kind) -> Iterator[tuple[bool, str]]:
     """What must hold of a kind that attends."""
     dims = kind.rope.dims if kind.rope else 0
     yield kind.kv_heads > 0 and kind.heads % kind.kv_heads == 0, f"{kind.heads} heads, {kind.kv_heads} KV heads"
     yield dims % 2 == 0 and dims <= kind.head_dim, f"RoPE over {dims} elements"
+
+
+def gated(ops, gate: str, name: str, input, mixed, heads: int):
+    """What attention gives (tokens, heads * n), times the sigmoid of a product of ``name`` with its input, by "head" or by
+    "element", as an input."""
+    if not gate:
+        return ops.input(mixed)
+    gates = ops.linear(name, input)
+    if gate == "element":
+        return ops.activate("sigmoid", gates, mixed)
+    mixed = mixed.unflatten(1, (heads, -1))
+    return ops.input(ops.make("gate heads", mixed, gates, shape=mixed.shape, span="gate").flatten(1))
 
 
 def heads_said(kind) -> str:
@@ -77,12 +94,27 @@ class Ring(NamedTuple):
         return max(0, self.window - positions), self.window + self.units(positions)
 
 
+class Chunks(NamedTuple):
+    """A query attends to the positions up to its own from the last multiple of ``size``."""
+
+    size: int
+
+    def span(self, positions: int) -> tuple[int, int]:
+        """(first, stop) of what the last of so many positions attends to."""
+        return (positions - 1) // self.size * self.size, positions
+
+    def runs(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """(first, stop) of what some positions see: those of each chunk together."""
+        return [(first, min(stop, first + self.size)) for first in range(start // self.size * self.size, stop, self.size)]
+
+
 class Memory(NamedTuple):
     """What a layer remembers of a sequence, in numbers: some for each position (``position``), which are written once, read by
     every token within the ``window`` (0: all), and can be cut; and ``fixed`` float32 that every token reads and writes. What is
     ``shared`` another layer holds and writes. With a ``choice`` a token reads the positions that it chooses, and to choose it
     reads the ``index``, so many numbers of each unit; 0: another layer has chosen. With ``every`` only the window is held, and
-    as many numbers as of a position for every so many positions: what a token chooses from, or reads all of."""
+    as many numbers as of a position for every so many positions: what a token chooses from, or reads all of. ``chunked``: the
+    window begins at the last multiple of its size."""
 
     position: int = 0
     window: int = 0
@@ -91,6 +123,7 @@ class Memory(NamedTuple):
     index: int = 0
     choice: Choice | None = None
     every: int = 0
+    chunked: bool = False
 
     def seen(self, positions: int) -> int:
         """How many of so many positions a token attends to, its own included, and rows of several."""
@@ -98,6 +131,8 @@ class Memory(NamedTuple):
             return min(positions, self.window) + Ring(self.window, self.every, self.choice.top if self.choice else 0).units(
                 positions
             )
+        if self.chunked:
+            return (positions - 1) % self.window + 1
         return self.choice.count(positions) if self.choice else min(positions, self.window or positions)
 
     def indexed(self, positions: int) -> int:
@@ -134,6 +169,7 @@ class LayerKind:
     drawn: ClassVar[dict[str, tuple[float, float]]] = {}
     on_device: ClassVar[bool] = False
     choice: ClassVar[Choice | None] = None  # of the positions to which a query attends; None: to all, or a window
+    chunks: ClassVar[Chunks | None] = None  # within which a query attends
     index_rope: ClassVar[RopeConfig | None] = None  # of its queries and keys
     index_size: ClassVar[int] = 0  # numbers of a unit's key, of a layer that chooses
     back_rope: ClassVar[RopeConfig | None] = None  # of what attention gives

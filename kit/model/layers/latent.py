@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kit.model.layers.kind import ATTENDING, LayerKind, Memory, Tensor, heads_problems, heads_said, matrix, vector
+from kit.model.layers.kind import ATTENDING, LayerKind, Memory, Tensor, gated, heads_problems, heads_said, matrix, vector
 from kit.model.layers.rope import RopeConfig
 
 
@@ -53,7 +53,7 @@ class Latent(LayerKind):
             value=keys.count(f"attention.value_length{ending}"),
             absorbed=absorbed,
             turns=not family.latent_still,
-            gate=family.latent_gate,
+            gate=family.gate,
         )
 
     @property
@@ -103,13 +103,7 @@ class Latent(LayerKind):
         if self.turns:
             ops.rotate(layer, q, k)
         mixed = self._values(ops, block, ops.attend(layer, q, k, v))
-        if not self.gate:
-            mixed = ops.input(mixed)
-        elif self.gate == "element":
-            mixed = ops.activate("sigmoid", ops.linear(f"{block}attn_gate.weight", input), mixed)
-        else:
-            gates = ops.linear(f"{block}attn_gate.weight", input)
-            mixed = ops.input(ops.gate_heads(mixed.unflatten(1, (self.heads, -1)), gates).flatten(1))
+        mixed = gated(ops, self.gate, f"{block}attn_gate.weight", input, mixed, self.heads)
         ops.add_linear(x, f"{block}attn_output.weight", mixed, after)
 
     def _query_latent(self, ops, block, input):
@@ -128,12 +122,16 @@ class Latent(LayerKind):
         turned, norm = turned[:, None], f"{block}attn_kv_a_norm.weight"
         if self.absorbed:
             q = ops.by_head(f"{block}attn_k_b.weight", q)
-            k = ops.join((turned, ops.rms_norm(latent, norm)[:, None]), self.head_dim)
-            return ops.join((turned_q, q), self.head_dim), k, k
+            k = self._joined(ops, turned, ops.rms_norm(latent, norm)[:, None])
+            return self._joined(ops, turned_q, q), k, k
         kv = ops.linear(f"{block}attn_kv_b.weight", ops.norm(latent, norm)).unflatten(1, (heads, -1))
         k, v = kv.split([self.plain, self.value], -1)
         q, k = ops.join((turned_q, q), self.head_dim), ops.join((turned.expand(-1, heads, -1), k), self.head_dim)
         return q, k, ops.join((v,), self.head_dim)
+
+    def _joined(self, ops, turned, rest):
+        """The elements for RoPE, if there are any, before the others."""
+        return ops.join((turned, rest) if self.rope.dims else (rest,), self.head_dim)
 
     def _values(self, ops, block, mixed):
         """Values (tokens, heads * value) from what attention mixed: padded values, or RoPE's elements and a latent."""

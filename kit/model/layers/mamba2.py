@@ -68,7 +68,11 @@ class Mamba2(Recurrent):
         block = f"blk.{layer}."
         z, xbc, dt = ops.linear(f"{block}ssm_in.weight", input).split([self.inner, self.channels, self.heads], 1)
         xbc = ops.convolve(layer, xbc, taps="ssm_conv1d", silu=True)
-        mixed = ops.mamba2(layer, xbc, dt, z.unflatten(1, (self.heads, -1))).flatten(1)
+        a, bias, d = (ops.vector(f"{block}ssm_{part}") for part in ("a", "dt.bias", "d"))
+        mixed = ops.recur(
+            layer, xbc, dt, z.unflatten(1, (self.heads, -1)), what="mamba2", span="mamba2",
+            shape=(self.heads, self.inner // self.heads), a=a, dt_bias=bias, d=d, groups=self.groups,
+        ).flatten(1)  # fmt: skip
         if self.normed:
             mixed = ops.rms_norm(mixed.unflatten(1, (self.groups, -1)), f"{block}ssm_norm.weight").flatten(1)
         ops.add_linear(x, f"{block}ssm_out.weight", ops.input(mixed), after)

@@ -21,6 +21,7 @@ class Routing(NamedTuple):
     scale: float
     groups: int  # experts are chosen from the ``groups_used`` best groups alone; 1: from all
     groups_used: int
+    inside: bool = False  # a share multiplies what an expert takes, not what it gives
     tokens: int = 0  # a table has the experts of each of so many tokens; 0: the router chooses
     bias: str = "exp_probs_b.bias"  # of the layer, may be absent: what is added to scores for the choice alone
 
@@ -38,6 +39,7 @@ class Mixture(LayerKind):
     activation: str = "silu"
     gated: bool = True
     fused: str = ""
+    late: bool = False
     limit: float = 0.0  # of experts, as Dense has it
 
     named, metadata = (
@@ -51,7 +53,7 @@ class Mixture(LayerKind):
         keys, family, shape = facts.keys, facts.family, shape_of(facts.family)
         size = keys.count("expert_feed_forward_length", 0)
         shared, each = keys.count("expert_shared_feed_forward_length", 0), keys.count("expert_shared_count", 0) * size
-        shared = shared or each
+        shared = shared or each or (size if family.shared_always else 0)
         if family.shared_gated:  # which these families always have: llama.cpp takes the dense size where the file says none
             shared = shared or facts.dense_size[layer]
         gating, normed, scale = _shares(facts)
@@ -62,6 +64,7 @@ class Mixture(LayerKind):
             scale=scale,
             groups=keys.count("expert_group_count", 0) or 1,
             groups_used=keys.count("expert_group_used_count", 0) or 1,
+            inside=family.share_inside,
             tokens=facts.vocabulary if hashed(facts, layer) else 0,
             bias="exp_probs_b" if f"blk.{layer}.exp_probs_b" in facts.stored else Routing._field_defaults["bias"],
         )
@@ -87,6 +90,10 @@ class Mixture(LayerKind):
         yield from (self.size, self.shared.size if self.shared else 0)
 
     def run(self, ops, layer, x, input, after):
+        if after:
+            y = ops.zeros(x)
+            self.run(ops, layer, y, input, "")
+            return ops.add(x, ops.rms_norm(y, after))
         ops.add(x, self.mixed(ops, layer, x, input))
         if self.shared_gated:
             name = f"blk.{layer}.ffn_{{}}_shexp.weight"

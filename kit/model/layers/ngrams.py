@@ -103,7 +103,9 @@ class NGrams:
             y.unflatten(1, shape), ops.vector(f"{block}ple_norm_{name}.weight").reshape(shape), None
         )
         key, query = normed(ops.linear(f"{block}ple_key.weight", rows), "key"), normed(x, "query")
-        gated = ops.gate_streams(key, query, ops.linear(f"{block}ple_value.weight", rows))
+        gated = ops.make(
+            "gate streams", key, query, ops.linear(f"{block}ple_value.weight", rows), shape=key.shape, span="streams"
+        )
         mixed = ops.convolve(
             layer, normed(gated.flatten(1), "conv").flatten(1), taps="ple_conv1d", silu=True, state="ngrams", apart=self.most
         )

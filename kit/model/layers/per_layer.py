@@ -40,6 +40,10 @@ class PerLayerInput:
         return rows.transpose(0, 1).contiguous()  # of one token the same numbers in the same place
 
     def run(self, ops, layer, x, embedded):
+        ops.add(x, self.made(ops, layer, x, embedded))
+
+    def made(self, ops, layer, x, embedded):
+        """What is added to x (tokens, hidden_size)."""
         block = f"blk.{layer}."
         own = ops.activate(self.activation, ops.linear(f"{block}inp_gate.weight", ops.input(x)), embedded[layer])
-        ops.add_linear(x, f"{block}proj.weight", own, f"{block}post_norm.weight")
+        return ops.rms_norm(ops.linear(f"{block}proj.weight", own), f"{block}post_norm.weight")

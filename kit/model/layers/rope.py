@@ -23,8 +23,9 @@ class RopeConfig:
     beta_slow: float
     long: bool = False  # LongRoPE
     divided: bool = True  # False: the divisors are those of other layers
-    growth: float = 0.0  # at position p queries are scaled by 1 + growth * log(1 + p // every)
+    growth: float = 0.0  # at position p queries are scaled by 1 + growth * log(1 + (p + ahead) // every)
     every: int = 0  # 0: the original context
+    ahead: int = 0  # positions that this counts more
     layout: str = ""  # of the pairs; "": the family's
     still: int = 0  # elements after the rotated ones that are scaled so, too
     back: bool = False  # by -p
@@ -37,7 +38,7 @@ class RopeConfig:
     @property
     def of_keys(self) -> "RopeConfig":
         """RoPE of keys, which are not scaled so."""
-        return replace(self, growth=0.0, every=0, still=0) if self.growth else self
+        return replace(self, growth=0.0, every=0, ahead=0, still=0) if self.growth else self
 
     @property
     def divisors(self) -> tuple[str, ...]:

@@ -89,5 +89,6 @@ def index_types(facts) -> list[bool]:
         if not said[0]:
             keys.fail(key, "1 for the first layer, which has no choice to take", "is 0 there")
         return [bool(said[number]) for number in facts.numbers]
-    every = keys.count("context_length") < _LONG  # else the first two choose, and the first of each four after them
+    pooled = facts.family.mixer == "pooled latent"
+    every = pooled or keys.count("context_length") < _LONG  # else the first two choose, and the first of each four after them
     return [every or number < 2 or (number - 2) % 4 == 0 for number in facts.numbers]
