@@ -265,6 +265,7 @@ BAD = [  # (file, keys, a tensor that is left out, what the error names)
     ("glm5-next", {"attention.indexer.kpool_select_tail": False}, "", "attention.indexer.kpool_select_tail"),
     ("glm5-next", {"attention.indexer.types": [1, 1]}, "", "attention.indexer.types"),
     ("glm5-next", {"rope.dimension_count": None}, "", "attention.key_length"),
+    ("glm5-next", {"kda.gate_lower_bound": 0.0}, "", "kda.gate_lower_bound"),
     ("glm5-next", {"kda.gate_lower_bound": 1.0}, "", "a bound of 1 for the log of a decay"),
     ("glm5-next", {}, "blk.1.indexer_compressor_ape.weight", "blk.1.indexer_compressor_ape.weight"),
     ("mamba", {"ssm.state_size": None}, "", "ssm.state_size"),

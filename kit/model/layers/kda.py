@@ -35,7 +35,9 @@ class Kda(Recurrent):
         keys.same("kda.safe_gate", True, "as in every such model")
         bound = keys.number("kda.gate_lower_bound", least=-math.inf) if family.full_gates else 0.0
         if family.bound_optional:
-            bound = keys.number("kda.gate_lower_bound", 0.0, least=-math.inf)
+            bound = keys.number(key := "kda.gate_lower_bound", 0.0, least=-math.inf)
+            if key in keys and not bound:
+                keys.fail(key, "below 0, as the log of a decay is", "is 0")
         least = _LEAST if family.bound_optional else 0.0
         width = keys.count("ssm.conv_kernel")
         plain = {f"ssm_conv1d_{part}.weight": (heads * size, width) for part in _PARTS} | {"ssm_a": (heads, 1)}
