@@ -1,6 +1,7 @@
 """One quantity has one value in all that kit explain prints: limit, memory of a way, process, milliseconds, parts that sum."""
 
 import re
+from pathlib import Path
 
 import model_files
 import pandas as pd
@@ -11,7 +12,9 @@ from kit.lab.explaining import depth, opportunities, sentences
 from kit.lab.explaining.opportunities import Opportunity
 from kit.lab.explaining.study import Study
 from kit.lab.measuring import machine
-from kit.units import format_bytes, format_seconds
+from kit.units import format_bytes, format_rate, format_seconds
+
+PACKAGE = Path(kit.__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def test_one_time_of_a_token_and_parts_that_sum_to_it(said):
     data, text, _ = said
     token = exact(data)["seconds"]
     assert sum(row["seconds"] for row in data["parts"]) == pytest.approx(token)
-    assert f"WHERE A TOKEN'S TIME GOES: {format_seconds(token)}, exact" in text
+    assert f"WHERE A TOKEN'S TIME GOES: {format_seconds(token)} ({format_rate(1 / token)} tok/s), exact" in text
     whole = sum(row["from blocks"] for row in data["families"] if row["from blocks"] == row["from blocks"])
     assert whole == pytest.approx(token), "the table of --all has the same parts"
     assert data["advice"][0]["measured"] == pytest.approx(token)
@@ -70,6 +73,24 @@ def test_a_depth_is_the_sum_of_its_parts_and_grows_or_says_why(said):
         assert sum(parts) == pytest.approx(row["token"])
     measured = [row["token"] for row in data["depths"] if row["by"] == "measured"]
     assert measured == sorted(measured) or "was not slower than one after" in " ".join(text.split())
+
+
+def test_a_token_s_time_has_tokens_per_second_next_to_it(said):
+    """The answer speaks of tokens per second; the tables had milliseconds alone, and the reader divided."""
+    data, text, _ = said
+    heads = [line.split() for line in text.splitlines() if re.match(r"(positions before|way) .*(token|measured)", line)]
+    assert len(heads) == 2 and all("tok/s" in head for head in heads)
+    depth_row = next(row for row in data["depths"] if row["by"] == "measured")
+    line = next(line for line in text.splitlines() if line.startswith(f"{depth_row['positions']:,}, measured"))
+    assert line.split()[-1] == format_rate(1 / depth_row["token"])
+
+
+def test_no_rate_is_written_with_an_exponent():
+    """`At most 4.14e+03 tokens per second`."""
+    wrong = re.compile(r"\{[^{}/]*(per_second|speed|bound|fast|slow|rate)['\"\])]*:[<>0-9]*\.\dg}")
+    found = [f"{path.name}: {line.strip()}" for path in PACKAGE.rglob("*.py") for line in path.read_text("utf-8").splitlines()
+             if wrong.search(line) and "1000" not in line and path.name != "units.py"]  # fmt: skip
+    assert not found, found
 
 
 def test_weights_take_one_time_at_all_depths():
@@ -97,7 +118,9 @@ def test_opportunities_gain_and_come_by_their_gain(said, monkeypatch):
     found = opportunities.gather(study)
     assert [each.change for each in found] == ["Q3_K", "int8"], "what loses is no row"
     lines = opportunities.told(study, found).splitlines()
-    assert lines[1].split() == ["1.40x", "predicted", "20.0", "ms", "Q3_K"] and lines[3] == "    kit quants m.gguf"
+    assert (
+        lines[1].split() == ["1.40x", "predicted", "20.0", "ms,", "50", "tok/s", "Q3_K"] and lines[3] == "    kit quants m.gguf"
+    )
     assert max(map(len, lines)) <= 80
     study.busy.others = 2.0
     assert opportunities.gather(study) == []

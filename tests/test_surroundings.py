@@ -1,6 +1,7 @@
 """What surrounds a command: a terminal's letters, a folder's files, options and files with nothing in them, threads."""
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -211,13 +212,32 @@ def test_threads_that_share_a_model_take_turns(llama):
 @pytest.mark.parametrize(("name", "says"), [
     ("hf.co/a/b:Q4_K_M", "the one with Q4_K_M in its name: hf://a/b/FILE.gguf"), ("huggingface.co/a/b", "hf://a/b/FILE.gguf"),
     ("https://huggingface.co/a/b", "hf://a/b/FILE.gguf"), ("a/b-GGUF", "hf://a/b-GGUF/FILE.gguf"), ("a/b:Q8_0", "hf://a/b/FILE"),
-    ("llama3:8b", "llama3:8b"), ("file:///a%20b/c.gguf", "name the file itself, /a b/c.gguf"),
+    ("llama3:8b", "ollama:llama3:8b"), ("registry.ollama.ai/library/llama3:8b", "name it ollama:llama3:8b"),
+    ("registry.ollama.ai/library/llama3", "called ollama:llama3"), ("llama3", "ollama:llama3"), ("qwen2.5", "kit models lists"),
+    ("file:///a%20b/c.gguf", "name the file itself, /a b/c.gguf"),
     ("file://localhost/c.gguf", "name the file itself, /c.gguf"), ("https://x.org/c.gguf", "download it first"),
 ])  # fmt: skip
 def test_a_name_that_others_take_gets_a_hint(name, says):
     with pytest.raises(KitError) as error:
         sources.resolve(name)
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize("around", ["'{}'", '"{}"', "{} ", " {}", "\u201c{}\u201d", "`{}`"])
+def test_quotes_and_blanks_around_a_path_are_named(llama, around):
+    with pytest.raises(KitError, match=r"no file has this name, but /.* is one"):
+        sources.resolve(around.format(llama))
+
+
+def test_a_prompt_of_a_locale_without_letters_is_utf_8(llama):
+    """With LC_ALL=C and no UTF-8 mode an emoji was told not to be UTF-8."""
+    surroundings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run("generate", llama, "-n", "1", "-p", "🙂é", "--json", **surroundings)
+    assert done.returncode == 0 and len(json.loads(done.stdout)["prompt"]) == len(
+        kit.Transformer(llama).tokenizer.encode("🙂é")
+    )
+    done = run("generate", llama, "-n", "1", "-p", "\udcff\udcfe", **surroundings)
+    assert done.returncode == 2 and b"-p: not UTF-8 at character 0" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["a/b.gguf", "model.gguf", "../x/y", "/a/b:c/d.gguf", "a/b"])

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import documented
 import nbformat
 import psutil
 import pytest
@@ -27,6 +28,7 @@ from kit.lab.measuring import machine
 from kit.lab.report import sources
 from kit.lab.report.sweep import decode, page, run, spec
 from kit.lab.synthetic.write import cached_model
+from kit.units import to_json
 
 PARAMETERS = """\
 profile: str = "quick"  # smoke, quick or full
@@ -309,6 +311,25 @@ def test_the_table_is_text_with_units_on_a_terminal_and_plain_numbers_as_json(gr
     [text], [plain] = (page.table(tmp_path / "out", [cell], as_text).to_dict("records") for as_text in (True, False))
     assert (text["bytes held"], text["seconds a token"]) == ("2.50 MiB", "12.3 ms")
     assert (plain["bytes held"], plain["seconds a token"]) == (2623000, 0.0123)
+
+
+def test_json_has_the_documented_keys_and_whole_bytes(grid_of, tmp_path):
+    """A cell that failed has no bytes, which made the others' bytes floats."""
+    cells = grid_of("notebooks: [fast]\nprofile: smoke\nparameters: {seed: [1, 2]}")
+    for cell, status in zip(cells, ("ok", "failed"), strict=True):
+        folder = tmp_path / "out" / cell.name
+        folder.mkdir(parents=True)
+        (folder / "cell.json").write_text(json.dumps({"key": cell.key, "status": status, "seconds": 1.5, "reason": ""}))
+    records.append(
+        tmp_path / "out" / cells[0].name / "fast.jsonl", records.Record(quantity="held", unit="B", samples=[2623000])
+    )
+    told = json.loads(to_json(page.table(tmp_path / "out", cells).to_dict("records")))
+    assert not documented.undocumented("sweep", told) and told["schema_version"] == 1
+    row, other = told["rows"]
+    assert set(row) - {"held_bytes", *cells[0].settings} == {
+        path.partition(".")[2] for path in documented.paths("sweep") if path.startswith("rows.") and "*" not in path
+    }
+    assert (row["held_bytes"], other["held_bytes"]) == (2623000, None) and isinstance(row["held_bytes"], int)
 
 
 def test_list_names_the_cells_and_starts_nothing(grid_of, tmp_path):

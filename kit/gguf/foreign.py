@@ -1,5 +1,6 @@
 """What a file is that is no GGUF file, or no language model, and what to do with it: for the one line of an error."""
 
+import os
 import re
 from urllib.parse import unquote
 
@@ -44,6 +45,9 @@ _REPOSITORY = re.compile(
     r"(?:https?://)?(hf\.co/|huggingface\.co/)?([\w.-]+)/([\w.-]+?)(?::([\w.-]+))?/?", re.IGNORECASE | re.ASCII
 )
 _OLLAMA = re.compile(r"[\w.-]+(?:/[\w.-]+)?:[\w.-]+", re.ASCII)
+_LIBRARY = "registry.ollama.ai/library/"
+_WORD = re.compile(r"[a-zA-Z][\w-]*(?:\.\d[\w-]*)?", re.ASCII)  # llama3, qwen2.5: no file is called so
+_AROUND = " \t'\"`\u201c\u201d\u2018\u2019"  # what copying puts around a path
 _HUB = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+)/([\w.-]+)/(?:resolve|blob|raw)/([^/?#]+)/([^?#]+)")
 _IMAGES = {
     "flux", "sd1", "sdxl", "sd3", "aura", "hidream", "cosmos", "ltxv", "hyvid", "wan", "lumina2", "qwen_image", "chroma",
@@ -100,9 +104,13 @@ def name_of_others(path: str) -> str:
         if host or which or repo.lower().endswith(("-gguf", "_gguf")):
             one = f", the one with {which} in its name" if which else ""
             return f"is a repository of the Hub, not a file: name a file of it{one}: hf://{owner}/{repo}/FILE.gguf"
-    if _OLLAMA.fullmatch(path):
-        return f"is a name as Ollama has it, not a file: name it ollama:{path}; kit models lists what Ollama has here"
-    return ""
+    name = path.removeprefix(_LIBRARY)
+    if _OLLAMA.fullmatch(name):
+        return f"is a name as Ollama has it, not a file: name it ollama:{name}; kit models lists what Ollama has here"
+    if name != path or _WORD.fullmatch(path):
+        return f"no file has this name; kit models lists what is here, and a model of Ollama is called ollama:{name}"
+    bare = path.strip(_AROUND)
+    return f"no file has this name, but {bare} is one" if bare and os.path.lexists(bare) else ""
 
 
 def no_language_model(file) -> str:

@@ -1,6 +1,7 @@
 """The prompt of `kit generate`, from its options: a text, messages of a chat, or token ids."""
 
 import json
+import os
 
 import click
 
@@ -17,7 +18,11 @@ def text_of(prompt, path):
     try:
         prompt.encode()
     except UnicodeEncodeError as error:
-        raise ModelError(f"-p: not UTF-8 at character {error.start}: convert the text first, for example with iconv") from None
+        try:
+            return os.fsencode(prompt).decode()  # what a locale without these letters (LC_ALL=C) made of UTF-8
+        except UnicodeError:
+            told = f"-p: not UTF-8 at character {error.start}: convert the text first, for example with iconv"
+        raise ModelError(told) from None
     return prompt
 
 

@@ -17,7 +17,7 @@ from kit.errors import ModelError
 from kit.gguf.uses import bytes_used, uses_of
 from kit.model.transformer import Transformer
 from kit.model.weights import Weights
-from kit.units import format_bytes, format_seconds
+from kit.units import format_bytes, format_rate, format_seconds
 
 MOST = 8  # tokens of a draft
 _SIZES = (1, 2, 4, 8)  # and the most that is asked for: for each of them a pass is recorded
@@ -217,7 +217,8 @@ class Drafting:
         text = f"draft {self.name}: {self.acceptance:.0%} of {self.drafted} drafted tokens accepted, "
         text += f"{self.tokens / self.passes:.2g} tokens per pass"
         if fast and slow:
-            text += f"; {fast:.2g} tokens per second with it and {slow:.2g} without, in turn ({fast / slow:.2g} times)"
+            text += f"; {format_rate(fast)} tokens per second with it and {format_rate(slow)} without, in turn "
+            text += f"({fast / slow:.2g} times)"
         if seconds := self.seconds_per_token:
             reads = f"reads {format_bytes(self.nbytes)} of weights" if self.nbytes else "reads no weights"
             text += f"; a drafted token takes {format_seconds(seconds)} and {reads}"

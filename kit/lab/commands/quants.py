@@ -85,7 +85,7 @@ def command(files, to, tokens, rounds, figure, as_json):
 
 def _lines(table, advice):
     from kit.lab.predicting.losses import format_kl
-    from kit.units import format_bytes
+    from kit.units import format_bytes, format_rate
 
     yield advice
     yield ""
@@ -95,7 +95,7 @@ def _lines(table, advice):
         mark, lost = "*" if row["best"] else " ", format_kl(row["kl"], row["kl_error"])
         yield (
             f"{mark} {name:<{wide}}  {format_bytes(row['bytes']):>9}  {row['bits']:>5.2f}  {row['way']:<5}  "
-            f"{row['speed']:>7.3g}  {row['bound']:>7.3g}  {format_bytes(row['memory']):>9}  {lost}"
+            f"{format_rate(row['speed']):>7}  {format_rate(row['bound']):>7}  {format_bytes(row['memory']):>9}  {lost}"
         )
     yield ""
     yield f"* no other row is both faster and closer. The limit: memory at {table['gbps'].iloc[0]:.1f} GB/s, the best measured."

@@ -21,7 +21,7 @@ from kit.lab.predicting import quality
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, Way
 from kit.lab.prompts import PROMPT
 from kit.system.paths import shown
-from kit.units import format_bytes
+from kit.units import format_bytes, format_rate
 
 
 class Reached(NamedTuple):
@@ -232,8 +232,8 @@ def _best_minutes(limit: dict) -> str:
     if best * limit["seconds"] < WORTH:
         return ""
     at = f", {limit['known_of']}" * bool(limit["known_of"])
-    told = f" In this machine's best minutes: {best:.3g} ({limit['best_gbps']:.1f} GB/s{at})."
-    return told + (f" Products of float32 then allow {1 / arithmetic:.3g}." if arithmetic * best > 1 else "")
+    told = f" In this machine's best minutes: {format_rate(best)} ({limit['best_gbps']:.1f} GB/s{at})."
+    return told + (f" Products of float32 then allow {format_rate(1 / arithmetic)}." if arithmetic * best > 1 else "")
 
 
 def share(study: Study, each: Reached) -> Share:

@@ -42,12 +42,12 @@ def prompt(study: Study) -> tuple[dict | None, str]:
     work = bounds_of.work_of(study.file, TOKENS)
     rows = bounds_of.Roof(study.read_gbps * 1e9, rates, {}).prompt(work)
     speeds = _speeds(study, work.prompt_operations / rates["float32"])
-    limits = " and ".join(f"{row['tokens_per_second']:.3g} by {kind} arithmetic" for kind, row in rows.items())
+    limits = " and ".join(f"{format_rate(row['tokens_per_second'])} by {kind} arithmetic" for kind, row in rows.items())
     text = f"A prompt of {TOKENS}: at most {limits}, in tokens per second."
     for name, row in speeds.items():
         least = rows.get(_ENGINES[name], rows["float32"])["seconds"]
         busy = ", while other processes used the cores" * row.busy
-        text += f" {name} reaches {1 / row.median:.3g} ({least / row.median:.0%} of its limit{busy})."
+        text += f" {name} reaches {format_rate(1 / row.median)} ({least / row.median:.0%} of its limit{busy})."
     plain = {name: {"seconds": row.median, "samples": row.samples, "others_cores": row.others} for name, row in speeds.items()}
     return {"tokens": TOKENS, "bounds": rows, "engines": plain}, text
 

@@ -197,14 +197,14 @@ def _of_engine(record: dict) -> list[str]:
     if deep := record["at_depth"]:
         lines.append(f"After {deep['depth']:,} positions: {speed(deep)}.")
     limits = "; ".join(
-        f"{kind} arithmetic allows {row['tokens_per_second']:.3g} ({row['operations_per_second'] / 1e9:.0f} GOP/s)"
+        f"{kind} arithmetic allows {format_rate(row['tokens_per_second'])} ({row['operations_per_second'] / 1e9:.0f} GOP/s)"
         for kind, row in record["prompt_bounds"].items()
     )
     return [*lines, f"A prompt of {record['prompt']['name'].removeprefix('pp')}: {speed(record['prompt'])}; {limits}."]
 
 
 def _of_threads(kind: str, swept: dict) -> str:
-    each = ", ".join(f"{row['threads']}: {row['tokens_per_second']:.3g}" for row in swept["rows"])
+    each = ", ".join(f"{row['threads']}: {format_rate(row['tokens_per_second'])}" for row in swept["rows"])
     return f"{kind}, {swept['best']} is best (tokens per second by threads: {each})"
 
 

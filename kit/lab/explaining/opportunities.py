@@ -13,7 +13,7 @@ from kit.lab.explaining.study import Study
 from kit.lab.measuring import pages
 from kit.lab.measuring.busy import WORTH
 from kit.lab.predicting.ways import BLOCKS, predict, used_tensors
-from kit.units import format_bytes, format_seconds
+from kit.units import format_bytes, format_rate, format_seconds
 
 _FEWER = ("Q4_0", "Q3_K")  # formats of fewer bits that kit quants makes
 _INDENT = " " * 27
@@ -30,6 +30,10 @@ class Opportunity(NamedTuple):
     seconds: float
     cost: str
     command: str = ""
+
+    @property
+    def rate(self) -> str:
+        return f"{format_rate(1 / self.seconds)} tok/s"
 
 
 def gather(study: Study) -> list[Opportunity]:
@@ -108,7 +112,7 @@ def told(study: Study, found: list[Opportunity]) -> str:
     """The list as text: gain, seconds of a token and change in a line, then what it costs and its command."""
     lines = ["OPPORTUNITIES, the largest gain first"] if found else ["OPPORTUNITIES: none that was measured or predicted"]
     for each in found:
-        lines.append(f"{each.times:5.2f}x {each.by:<9}  {format_seconds(each.seconds):>7}  {each.change}")
+        lines.append(f"{each.times:5.2f}x {each.by:<9}  {format_seconds(each.seconds):>7}, {each.rate}  {each.change}")
         lines.append(f"{_INDENT}of {each.now}; costs {each.cost}")
         lines += [f"    {each.command}"] * bool(each.command)
     passed = fine(study, found)

@@ -7,7 +7,7 @@ from kit.lab import tables
 from kit.lab.explaining import answer_table
 from kit.lab.explaining.causes import DECODE
 from kit.lab.measuring.state import BUSY
-from kit.units import format_bytes, format_seconds
+from kit.units import format_bytes, format_rate, format_seconds
 
 _CAUSES = {  # name of a cause in JSON -> in words
     "memory": "reading the weights from memory", "disk": "reading from disk", "threads": "threads that wait for each other",
@@ -77,8 +77,8 @@ def _numbers(kind: str, test: dict, share: float | None) -> list[str]:
     name = _name(kind, test)
     if not test.get("tokens_per_second"):
         return [name, _cell("; ".join(test.get("problems") or ["none"])), "", ""]
-    low, high = (f"{1 / end:.4g}" for end in reversed(test["interval"])) if test.get("interval") else ("", "")
-    return [name, f"{test['tokens_per_second']:.4g}", f"{low} to {high}" * bool(low), f"{share:.0%}" if share else ""]
+    low, high = (format_rate(1 / end) for end in reversed(test["interval"])) if test.get("interval") else ("", "")
+    return [name, format_rate(test["tokens_per_second"]), f"{low} to {high}" * bool(low), f"{share:.0%}" if share else ""]
 
 
 def _causes(record: dict) -> str:
@@ -96,7 +96,7 @@ def _threads(swept: dict) -> str:
     counts = sorted({row["threads"] for each in tests.values() for row in each["rows"]})
     lines = []
     for kind, each in tests.items():
-        speeds = {row["threads"]: f"{row['tokens_per_second']:.4g}" for row in each["rows"]}
+        speeds = {row["threads"]: format_rate(row["tokens_per_second"]) for row in each["rows"]}
         lines.append([f"{kind}, t/s", *(speeds.get(count, "") for count in counts), str(each["best"])])
     return tables.markdown([f"threads of `{_cell(swept['label'])}`", *map(str, counts), "best"], lines)
 

@@ -149,9 +149,8 @@ def _prompt_told(running: Running) -> str:
     if not running.prompts:
         return ""
     length, seconds, _ = running.prompts[-1]
-    text = (
-        f"A prompt takes {format_seconds(running.per_position)} per position ({1 / running.per_position:.3g} per second) and "
-    )
+    text = f"A prompt takes {format_seconds(running.per_position)} per position "
+    text += f"({format_rate(1 / running.per_position)} per second) and "
     text += f"{format_seconds(running.overhead)} of overhead: the first token after {length} positions came in "
     return paragraph(f"{text}{format_seconds(seconds)}.")
 

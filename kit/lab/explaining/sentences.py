@@ -14,7 +14,7 @@ from kit.lab.explaining.to_measure import measure_best, measure_engines
 from kit.lab.predicting import quality
 from kit.lab.predicting.ways import used_tensors
 from kit.system import cpu_facts
-from kit.units import format_bytes, format_count, format_seconds, printable
+from kit.units import format_bytes, format_count, format_rate, format_seconds, printable
 
 _FEW = 20  # a cache of less than this part of the float32 weights is none
 _TABLES = 0.1  # of all bytes, from which on tables that are read by rows are said
@@ -169,7 +169,10 @@ def sections(
     yield "prompt", data, paragraph(text) if text and not study.busy else ""
     yield "", None, f"DOES IT FIT?\n{paragraph(fits(study))}"
     data = study.parts()
-    title = f"WHERE A TOKEN'S TIME GOES: {format_seconds(data['seconds'].sum())}, exact, from the file's blocks"
+    token = data["seconds"].sum()
+    title = (
+        f"WHERE A TOKEN'S TIME GOES: {format_seconds(token)} ({format_rate(1 / token)} tok/s), exact, from the file's blocks"
+    )
     data = data.assign(share=None) if study.busy else data
     yield "parts", rows(data), "" if study.busy else table(title, data)
     data = study.depths()

@@ -22,11 +22,12 @@ from kit.lab.predicting.order import Order
 from kit.lab.predicting.ways import BLOCK_WAYS, LAZY, BackingStore, Prediction, Way, from_blocks, predict, used_tensors
 from kit.lab.tables import frame, number
 from kit.system import memory_limit
-from kit.units import format_bytes, format_count, format_seconds, printable
+from kit.units import format_bytes, format_count, format_rate, format_seconds, printable
 
 REST = "attention and the rest"
 TIMES = ("each time", "kept", "from blocks")  # columns of families, in seconds
 DEPTH = "positions before"  # names the index of a table of seconds (kit.lab.explaining.depth)
+RATE = "tok/s"  # heads what is added behind the seconds of a token
 HELD_BLOCKS = "the file's blocks"
 WEIGHT_BYTES = {"float32": 4.0, "float16, bfloat16": 2.0, "int8": 1.0}
 
@@ -209,13 +210,23 @@ _FORMATS = (
 
 
 def formatted(table: pd.DataFrame) -> pd.DataFrame:
-    """A table of this module with its numbers as text, with units by its columns' names; an en dash for missing values."""
+    """A table of this module with its numbers as text, with units by its columns' names; an en dash for missing values. The
+    seconds of a token have tokens per second behind them."""
     known = dict.fromkeys(table, format_seconds) if table.index.name == DEPTH else _FORMATS
-    texts = {name: values.astype(object).map(known.get(name, number), "ignore") for name, values in table.items()}
+    texts = {}
+    for name, values in table.items():
+        texts[name] = values.astype(object).map(known.get(name, number), "ignore")
+        if name == _token(table):
+            texts[RATE] = (1 / values).astype(object).map(format_rate, "ignore")
     frame = pd.DataFrame(texts, index=table.index, dtype=object).fillna("–")
     if "by" in frame:
         frame = frame.assign(faster=frame["faster"] + " " + frame.pop("by")).rename(columns={"faster": "speed"})  # may be 0.3x
     return frame
+
+
+def _token(table: pd.DataFrame) -> str | None:
+    """The column with the seconds of a whole token, the surest of several; None where there is none."""
+    return next((name for name in ("token", "per token", "measured", "predicted") if name in table), None)
 
 
 def as_text(table: pd.DataFrame) -> str:

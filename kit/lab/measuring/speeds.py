@@ -3,7 +3,7 @@
 from kit.lab.measuring import measurements, slices
 from kit.lab.measuring.busy import Busy
 from kit.system import memory_available
-from kit.units import format_bytes, format_seconds
+from kit.units import format_bytes, format_rate, format_seconds
 
 
 def bound_of(answer, limited: bool, busy: Busy | bool = False):
@@ -43,7 +43,8 @@ def lines_of(answer, speed, first: str = ""):
         yield f"experts      {hits}, {read}"
     for row in speed["depths"]:
         kinds = (f"{name} {format_seconds(row[name])}" for name in row if name not in ("positions", "by", "token"))
-        yield f"after {row['positions']:<7,}{format_seconds(row['token']):>10}   {', '.join(kinds)} (measured)"
+        token = f"{format_seconds(row['token']):>10}, {format_rate(1 / row['token'])} tok/s"
+        yield f"after {row['positions']:<7,}{token}   {', '.join(kinds)} (measured)"
     yield f"forward pass {speed['via']}"
     yield f"stopped      {answer.stopped}"
     yield from (f"pages        {line}" for line in speed["pages"])

@@ -12,7 +12,7 @@ from kit.gguf.trained import TRAINED
 from kit.lab.predicting.beforehand import header_facts, reads
 from kit.system import memory_available, memory_limit
 from kit.system.paths import models_folder
-from kit.units import format_bytes, printable
+from kit.units import format_bytes, format_rate, printable
 
 _FITS = {True: "yes", False: "no", None: ""}
 _MOST = 60  # characters of a name; a longer one has a line of its own
@@ -60,7 +60,7 @@ def table(rows: list[dict]) -> list[str]:
     for row in rows:
         name = printable(row["name"])
         types = ", ".join(f"{kind} {share:.0%}" for kind, share in list(row["types"].items())[:2])
-        speed = f"{row['tokens_per_second']:.3g}" if row["tokens_per_second"] else ""
+        speed = format_rate(row["tokens_per_second"]) if row["tokens_per_second"] else ""
         size = format_bytes(row["bytes"]) if row["bytes"] is not None else ""
         lines += [name] if len(name) > wide else []
         first = "" if len(name) > wide else name

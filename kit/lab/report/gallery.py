@@ -16,7 +16,7 @@ from kit.lab.explaining.causes import DECODE
 from kit.lab.measuring.state import BUSY
 from kit.lab.tables import markdown
 from kit.system.files import replacing
-from kit.units import printable
+from kit.units import format_rate, printable
 
 NAME = "gallery.md"
 _HEAD = """# Machines
@@ -95,7 +95,7 @@ def _short(value):
 
 
 def _speed(test: dict) -> str:
-    return f"{test['tokens_per_second']:.4g}" if test["tokens_per_second"] else ""
+    return format_rate(test["tokens_per_second"]) if test["tokens_per_second"] else ""
 
 
 def page(folder: Path) -> str:

@@ -78,10 +78,10 @@ def table(out: Path, cells: list[Cell], as_text: bool = False) -> pd.DataFrame:
     for result in results(out, cells):
         cell, state = result.cell, result.state
         row = {"notebook": cell.notebook, **cell.facts, "status": state["status"], "seconds": state["seconds"]}
-        medians = {quantity: format_quantity(median, unit) if as_text else median
+        medians = {quantity: format_quantity(median, unit) if as_text else round(median) if unit == "B" else median
                    for (quantity, unit), median in result.measured.items()}  # fmt: skip
         rows.append(row | medians | {"reason": state["reason"]})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, dtype=None if as_text else object)  # a cell that lacks them would make bytes floats
 
 
 def _names(rows: Iterable[dict]) -> list:
