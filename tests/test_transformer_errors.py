@@ -3,6 +3,7 @@
 import model_files
 import numpy as np
 import pytest
+import torch
 
 import kit
 from kit import system
@@ -46,6 +47,21 @@ def test_a_prompt_longer_than_the_context(model):
 def test_a_token_outside_the_vocabulary(model, token):
     with pytest.raises(ModelError, match=rf"token {token} is outside the vocabulary of 512"):
         model.logits([1, token])
+
+
+@pytest.mark.parametrize("tokens", [[5.5], [3, float("nan")], "hello", [None], torch.tensor([2.0]), np.array([1.0])], ids=str)
+def test_tokens_that_are_no_ids(model, tokens):
+    """5.5 was taken for 5."""
+    for call in (model.logits, lambda ids: model.step(ids, model.new_cache())):
+        with pytest.raises(ModelError, match="tokens are ids, whole numbers, not "):
+            call(tokens)
+    same = [model.logits(ids) for ids in ([5, 6], np.array([5, 6]), torch.tensor([5, 6]), (np.uint16(5), 6))]
+    assert all(torch.equal(each, same[0]) for each in same)
+
+
+def test_a_cache_of_fewer_than_no_positions(model):
+    with pytest.raises(ModelError, match="context -3 is not possible: give 1 to 2048"):
+        model.new_cache(-3)
 
 
 @pytest.mark.parametrize("context", [0, 2049])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from weakref import WeakKeyDictionary
 
 import torch
@@ -113,7 +114,10 @@ class Transformer(Shown):
         return self.weights[name].cpu() if name in self.file.tensors else None
 
     def new_cache(self, context: int | None = None) -> SequenceCache:
-        """What the layers remember of an empty sequence, of up to ``context`` positions (None: ``max_context``)."""
+        """What the layers remember of an empty sequence, of up to ``context`` positions (None: ``max_context``). ModelError for
+        fewer than none."""
+        if context is not None and context < 0:
+            raise ModelError(f"{self.file.path}: context {context} is not possible: give 1 to {self.config.context}")
         context = context or self.max_context
         states = []
         for mixer, *_ in self.config.layers:
@@ -185,7 +189,10 @@ class Transformer(Shown):
         if len(tokens) == 0:
             raise ModelError("the prompt is empty: give at least one token")
         vocabulary = self.config.vocabulary
-        wrong = next((int(token) for token in tokens if not 0 <= token < vocabulary), None)
+        try:
+            wrong = next((index(token) for token in tokens if not 0 <= index(token) < vocabulary), None)
+        except TypeError:  # torch would cut 5.5 to 5
+            raise ModelError(f"tokens are ids, whole numbers, not {str(tokens)[:60]}: encode a text first") from None
         if wrong is not None:
             raise ModelError(f"{self.file.path}: token {wrong} is outside the vocabulary of {vocabulary}")
         if held + len(tokens) > context:
