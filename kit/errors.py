@@ -9,6 +9,7 @@ import importlib
 import re
 import traceback
 from collections.abc import Iterable
+from operator import index
 
 
 class KitError(Exception):
@@ -132,3 +133,11 @@ def library(name: str):
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise extra_for(error) from None
+
+
+def whole(value, what: str, error: type[KitError]) -> int:
+    """The number that is ``value``; ``error`` for what is none, or not whole: int() cuts 1.5, and reads a text."""
+    try:
+        return index(value)
+    except TypeError:
+        raise error(f"{what} is {str(value)[:60]!r}, expected a whole number") from None

@@ -59,6 +59,23 @@ def test_tokens_that_are_no_ids(model, tokens):
     assert all(torch.equal(each, same[0]) for each in same)
 
 
+@pytest.mark.parametrize(("options", "says"), [
+    ({"max_tokens": 1.5}, "max_tokens is '1.5', expected a whole number"), ({"max_tokens": None}, "max_tokens is 'None'"),
+    ({"max_tokens": 1, "top_k": 1.5}, "top_k is '1.5'"), ({"max_tokens": 1, "seed": "x"}, "seed is 'x'"),
+    ({"max_tokens": 1, "temperature": "1"}, "temperature is '1', expected a number"),
+    ({"max_tokens": 1, "top_p": None}, "top_p is None, expected a number"),
+], ids=str)  # fmt: skip
+def test_an_option_of_generate_that_is_no_number(model, options, says):
+    """max_tokens=1.5 was never reached: it generated up to the context's end."""
+    with pytest.raises(ModelError, match=says):
+        kit.generate(model, [5], **options)
+    for prompt in ([5.5], None, [None]):
+        with pytest.raises(ModelError, match="tokens are ids, whole numbers, not "):
+            kit.generate(model, prompt, 1)
+    same = [kit.generate(model, prompt, np.int64(2)).tokens for prompt in ([5, 6], np.array([5, 6]), torch.tensor([5, 6]))]
+    assert same[0] == same[1] == same[2] and len(same[0]) == 2
+
+
 def test_a_cache_of_fewer_than_no_positions(model):
     with pytest.raises(ModelError, match="context -3 is not possible: give 1 to 2048"):
         model.new_cache(-3)

@@ -5,15 +5,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 
 import torch
 
-from kit.errors import ModelError, NoTokenizer
+from kit.errors import ModelError, NoTokenizer, whole
 from kit.gguf.uses import bytes_used, uses_of
 from kit.model.footprint import has_run
 from kit.model.kvcache import SequenceCache
 from kit.model.layers import KINDS
-from kit.model.transformer import Transformer
+from kit.model.transformer import Transformer, token_ids
 
 # Of the bytes of a span, the share that is read: those of states are read and written.
 _READ = {"token": 0, "linear": 1} | {span: share for kind in KINDS for span, share in kind.spans.items()}
@@ -27,6 +28,10 @@ class Sampler:
     """
 
     def __init__(self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0):
+        top_k, seed = whole(top_k, "cannot sample: top_k", ModelError), whole(seed, "cannot sample: seed", ModelError)
+        for name, value in (("temperature", temperature), ("top_p", top_p)):
+            if not isinstance(value, Real):
+                raise ModelError(f"cannot sample: {name} is {value!r}, expected a number")
         for sound, problem in (
             (0 <= temperature < math.inf, f"temperature is {temperature}, expected 0 (greedy) or more"),
             (top_k >= 0, f"top_k is {top_k}, expected 0 (off) or more"),
@@ -143,7 +148,7 @@ def generate(
     """
     if not hasattr(model, "step"):
         raise ModelError(f"kit.generate needs a model: give kit.Transformer(path), not a {type(model).__name__}")
-    if max_tokens < 1:
+    if (max_tokens := whole(max_tokens, "max_tokens", ModelError)) < 1:
         raise ModelError(f"max_tokens is {max_tokens}, expected at least 1")
     with model.trace.turn:  # threads that share a model take turns: its plan and its trace are of one sequence at a time
         sampler = Sampler(temperature, top_k, top_p, seed)
@@ -152,7 +157,7 @@ def generate(
 
 def _generated(model, prompt, max_tokens, sample, on_text, stop_at_end, cache, draft, draft_max) -> Generation:
     tokenizer = _tokenizer(model, needed=isinstance(prompt, str) or on_text is not None)
-    answer = Generation(tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt])
+    answer = Generation(tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt))
     cache = model.new_cache() if cache is None else cache
     detokenize = tokenizer.stream() if tokenizer else lambda token: ""
     before, ends, counts = len(model.trace), tokenizer.end_tokens if stop_at_end and tokenizer else (), []

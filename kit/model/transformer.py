@@ -1,7 +1,7 @@
 """Transformer: a model over a weight source on the CPU. It checks arguments, runs passes and reports bad weights."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,6 +52,14 @@ class Verified:
             self.cache.length += count
         elif count:
             self.model.logits(self.tokens[:count], -1, self.cache)
+
+
+def token_ids(tokens: Iterable[int]) -> list[int]:
+    """Token ids as numbers; ModelError for what is none: torch would cut 5.5 to 5."""
+    try:
+        return [index(token) for token in tokens]
+    except TypeError:
+        raise ModelError(f"tokens are ids, whole numbers, not {str(tokens)[:60]}: encode a text first") from None
 
 
 class Transformer(Shown):
@@ -189,10 +197,7 @@ class Transformer(Shown):
         if len(tokens) == 0:
             raise ModelError("the prompt is empty: give at least one token")
         vocabulary = self.config.vocabulary
-        try:
-            wrong = next((index(token) for token in tokens if not 0 <= index(token) < vocabulary), None)
-        except TypeError:  # torch would cut 5.5 to 5
-            raise ModelError(f"tokens are ids, whole numbers, not {str(tokens)[:60]}: encode a text first") from None
+        wrong = next((token for token in token_ids(tokens) if not 0 <= token < vocabulary), None)
         if wrong is not None:
             raise ModelError(f"{self.file.path}: token {wrong} is outside the vocabulary of {vocabulary}")
         if held + len(tokens) > context:
