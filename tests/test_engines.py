@@ -384,7 +384,7 @@ def test_markdown_of_a_running_server():
         "causes": [cause, cause | {"name": "load", "of": "first request"}],
     }  # fmt: skip
     out = pasted.markdown(answer)
-    assert "| `llama-server` | b1 | 8 | pp512 | 50 |" in out and "| tg @ d64 | 10 | 9.091 to 11.11 | 30% |" in out
+    assert "| `llama-server` | b1 | 8 | pp512 | 50 |" in out and "| tg @ d64 | 10 | 9.09 to 11.1 | 30% |" in out
     assert "| tg @ d4096 | 5 | 5 to 5 |" in out and "loading the model" not in out and "33 ms \\| read" in out
     assert "memory reads at 30.0 GB/s. Measured by kit" in out
 
