@@ -108,7 +108,7 @@ def name_of_others(path: str) -> str:
     if _OLLAMA.fullmatch(name):
         return f"is a name as Ollama has it, not a file: name it ollama:{name}; kit models lists what Ollama has here"
     if name != path or _WORD.fullmatch(path):
-        return f"no file has this name; kit models lists what is here, and a model of Ollama is called ollama:{name}"
+        return f"no file has this name; kit models lists the models of this machine, and one of Ollama is called ollama:{name}"
     bare = path.strip(_AROUND)
     return f"no file has this name, but {bare} is one" if bare and os.path.lexists(bare) else ""
 
