@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
 import subprocess
@@ -173,6 +174,16 @@ def test_crossings_are_measured_once_and_kept(monkeypatch, tmp_path):
     finally:
         for cached in (crossings._times, crossings._kept):
             cached.cache_clear()
+
+
+def test_a_crossing_is_measured_on_one_piece_of_memory_after_another(monkeypatch):
+    """Kernels fetch the weights ahead that come next: those of a large matrix do, and so must those of a measurement."""
+    read = {}
+    place = lambda name: lambda piece: read.setdefault(name, []).append((piece.ctypes.data, piece.nbytes))  # noqa: E731
+    monkeypatch.setattr(crossings, "_call", lambda _, accuracy, name, *rest: place(name))
+    assert set(crossings.measured(FORMATS["Q4_K"], "float32", 4)) == set(read) >= {"rows"}
+    for pieces in read.values():
+        assert {after - at for (at, _), (after, _) in itertools.pairwise(pieces)} == {pieces[0][1]}
 
 
 @pytest.mark.parametrize("accuracy", ["float32", "int8"])

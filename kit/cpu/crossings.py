@@ -73,21 +73,25 @@ def _read() -> dict[str, dict[str, float]]:
 
 
 def measured(format: Format, activations: str, tokens: int) -> dict[str, float]:
-    """Seconds of each of the ``candidates``: the lower quartile of turns on one thread. Each turn reads another piece of
-    memory, and after it comes one that kernels may fetch ahead: weights come from memory, not from the second-level cache."""
+    """Seconds of each of the ``candidates``: the lower quartile of turns on one thread, of its own time where the system counts
+    that finely. A kernel's turns read one piece of memory after another, as the tasks of a large matrix do: weights come from
+    memory, and what a kernel fetches ahead is what it reads next."""
     size = format.nbytes(_WIDTH)
     x, y = (torch.ones(tokens, n, dtype=torch.float32, device="cpu") for n in (_WIDTH, _HEIGHT))
     calls = {name: _call(format, activations, name, size, x, y) for name in candidates(activations, tokens)}
-    pieces = np.ones((2 * len(calls) * _ROUNDS, _HEIGHT * size), np.uint8)[::2]
-    for call in calls.values():
-        call(pieces[-1])
-    taken, turns = {name: [] for name in calls}, iter(pieces)
-    for _ in range(_ROUNDS):
-        for name, call in calls.items():
-            piece, start = next(turns), time.perf_counter()
-            call(piece)
-            taken[name].append(time.perf_counter() - start)
-    return {name: float(np.quantile(times, 0.25)) for name, times in taken.items()}
+    pieces = np.ones((len(calls), _ROUNDS + 2, _HEIGHT * size), np.uint8)  # the first is not timed, the last only fetched
+    taken, clock = {name: [] for name in calls}, _clock()
+    for turn in range(_ROUNDS + 1):
+        for (name, call), own in zip(calls.items(), pieces, strict=True):
+            start = clock()
+            call(own[turn])
+            taken[name].append(clock() - start)
+    return {name: float(np.quantile(times[1:], 0.25)) for name, times in taken.items()}
+
+
+def _clock():
+    """A function that returns seconds: of this thread where they are counted finely, so that others' work is left out."""
+    return time.thread_time if time.get_clock_info("thread_time").resolution < 1e-6 else time.perf_counter
 
 
 def _call(format, activations, name, size, x, y):
@@ -114,7 +118,9 @@ def kernel(format: Format, activations: str, name: str, tokens: int):
     if name == FLOATS:
         return gemm.kernel(format, tier())
     by = gemm_codes.multiplier(tokens)
-    return gemm_codes.kernel(format, tier(), by, activations, str(gemm_codes.wide(tokens, by)))
+    wide = gemm_codes.wide(tokens, by)
+    alone = "alone" if wide == tokens and gemm_codes.unpacks_at_once(format, by) else ""
+    return gemm_codes.kernel(format, tier(), by, activations, str(wide), alone)
 
 
 def layout(format: Format, activations: str, name: str) -> dict[str, int]:

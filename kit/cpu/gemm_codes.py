@@ -1,7 +1,8 @@
 """Rows of blocks times several activations in 8-bit digits: int32 sums of products of bytes, then scaled as floats.
 
 Sixteen rows are unpacked at a time, once for all tokens (kit.cpu.transposed). kit.cpu.crossings measures from how many tokens
-on that gains.
+on that gains. Of a few tokens, one tile, parts of a super-block are unpacked between the products of others, and the next rows
+are fetched a few lines at a time: 72 lines at once took a Zen 5 as long as the arithmetic, because its loads wait for them.
 
 With the CPU's matrix unit (AMX), tiles are 16 tokens by 16 rows. The product of one group of weights that share a scale and the
 store of its sums take 29 to 32 cycles of a 3.1 GHz Xeon, at every group width; the vector part takes 22, or 34 with minima. The
@@ -26,19 +27,31 @@ from kit.cpu.simd.tiers import matrix, tier
 from kit.cpu.simd.vectors import Static, broadcast, f32x16, i32x16, inner
 from kit.cpu.superblocks import SUPERBLOCK, largest_code, superblock_bytes
 from kit.cpu.tasks import task
-from kit.cpu.transposed import MINIMA, SCALES, UNPACKED, lowered, unpack
+from kit.cpu.transposed import (
+    MINIMA,
+    SCALES,
+    UNPACKED,
+    find_rows,
+    lowered,
+    parts_of,
+    unpack,
+    words_of,
+    write_codes,
+    write_scales,
+)
 from kit.gguf.formats import Format
 
 f32 = types.float32
 FEWEST = 16  # tokens of the matrix unit's tiles
 TILES = {"amx": (16, 1), "avx512": (6, 2), "avx2": (4, 1), "neon": (4, 1)}  # tokens and sixteens of rows: see multiplier
-WIDE = (2, 4, 6, 16)  # tokens of a tile, for each of which a kernel is compiled
+WIDE = (2, 3, 4, 5, 6, 16)  # tokens of a tile, for each of which a kernel is compiled
 # Digits -> what is faster than torch's products of floats, for MANY_TOKENS of kit.cpu.linear. AVX2's three digits are about as
 # fast as its floats, whichever of them crossings.py finds.
 FASTER = {1: tuple(TILES), 2: ("avx512", "avx2"), 3: ("avx512",)}
-ROWS, _TOKENS = 64, 512  # of a piece: its sums and its unpacked weights stay in the second-level cache
+ROWS, _TOKENS = 32, 512  # of a piece: its sums, its weights and those of the next piece stay in the second-level cache
 
-_scratch, _lines, _weights = stack(128 + 512), stack(UNPACKED), stack(2 * UNPACKED)
+_scratch, _lines, _weights = stack(128), stack(UNPACKED), stack(2 * UNPACKED)
+_found, _copies = stack(2 * 128), stack(2 * 16 * 384)
 _sums, _totals = stack(2 * 16 * 1024), stack(4 * ROWS * (_TOKENS + 16))
 
 
@@ -56,6 +69,11 @@ def wide(tokens: int, multiplier: str) -> int:
     return min((n for n in WIDE if n <= min(most, tokens)), key=lambda n: -(-tokens // n) * (n + 1))  # one for each tile
 
 
+def unpacks_at_once(format: Format, multiplier: str) -> bool:
+    """Whether a single tile's codes are unpacked between their products."""
+    return multiplier != "amx" and words_of(format) is not None
+
+
 def group_of(format: Format) -> int:
     """Weights per group: 32, or 16 if fewer share a scale."""
     return min(32, format.scales.group)
@@ -69,9 +87,9 @@ def layout(format: Format, activations: str) -> dict[str, int]:
 
 
 def share(rows: int, tokens: int = FEWEST) -> int:
-    """Rows per task: one piece, or fewer if some threads would be idle."""
+    """Rows per task: two pieces, or fewer if some threads would be idle."""
     height = 16 * TILES[multiplier(tokens)][1]
-    return min(ROWS, height * -(-rows // (2 * height * threads.count())))
+    return min(2 * ROWS, height * -(-rows // (2 * height * threads.count())))
 
 
 def _by_tiles(format: Format):
@@ -145,18 +163,67 @@ def _by_dots(format: Format, multiplier: str, tokens: int, sixteens: int, digits
     return add_superblock
 
 
+def _at_once(format: Format, multiplier: str, tokens: int, sixteens: int, digits: int):
+    """add_superblock(tier, less, rows, weights, record, left, sums, totals, lines, scratch): ``_by_dots`` for one tile, which
+    unpacks a part of the codes just before their products, so that a CPU that reorders instructions does both at a time. rows:
+    the addresses of ``sixteens`` x 16 rows in memory."""
+    groups, size = SUPERBLOCK // group_of(format), record_bytes(digits)
+    many, by_group = 16 // groups, digits == 1 and format.activations < SUPERBLOCK
+    places, signed = (0, RECORD, RECORD + SUPERBLOCK)[:digits], _signed(format, multiplier, digits)
+    add_dots = add_dots_of(64 // groups, largest_code(format), SCALE - SUMS if by_group else 0, places, signed)
+    (load_rows, _), (load_tile, store_tile) = several_of(sixteens), several_of(tokens * sixteens)
+    (parts, fours), write = parts_of(format), write_codes(format, lowered(format, signed), True)
+    each, apart = groups // parts, 64 * len(fours)
+    some, share = groups // 4, -(-16 * sixteens * format.nbytes(SUPERBLOCK) // groups)
+
+    @inner(forceinline=True)
+    def fetch(line, ahead, group):  # a few at a time: many at once wait for each other, and all loads with them
+        while line < ahead + share * (group - group % some + some):
+            prefetch_far(line)
+            line += 64
+        return line
+
+    @inner
+    def add_superblock(tier, less, rows, weights, record, left, sums, totals, lines, scratch, ahead):
+        for n in range(sixteens):
+            write_scales(format_, tier, less, rows + 128 * n, left, weights + n * UNPACKED, lines, scratch)
+        store(sums, broadcast(f32x16, 0))
+        total, line = load_tile(sums, 0), ahead
+        for part in range(parts):
+            line = fetch(line, ahead, each * part)
+            for n in range(sixteens):
+                write(tier, rows + 128 * n, weights + n * UNPACKED + apart * part, part)
+            for group in range(each * part, min(each * (part + 1), (left + many - 1) // many)):
+                line = fetch(line, ahead, group)
+                of, x, of_x = weights + 64 * many * group, record + 16 * many * group, record + SUMS + 4 * many * group
+                scale, minimum = load_rows(of + SCALES, UNPACKED), load_rows(of + MINIMA, UNPACKED)
+                total = add_dots(tier, total, x, size, weights + 256 * many * group, UNPACKED, scale, minimum, of_x)
+        store_tile(sums, 64, total)
+        for i in range(sixteens * tokens):
+            at, new, before = totals + 64 * i, load(f32x16, sums + 64 * i), load(f32x16, totals + 64 * i)
+            of_x = record + size * (i % tokens) + SCALE
+            store(at, before + new if by_group else fma(new, load(f32x16, of_x), before))
+
+    format_ = Static(format)
+    return add_superblock
+
+
 @task
-def kernel(format: Static, tier: Static, multiplier: Static, activations: Static, wide: Static):
-    """The task described in kit.cpu.linear, for at least ``wide`` tokens; ``x`` is the address of the activations' records."""
+def kernel(format: Static, tier: Static, multiplier: Static, activations: Static, wide: Static, alone: Static):
+    """The task described in kit.cpu.linear, for at least ``wide`` tokens, or for so many if ``alone`` ("" or "alone"); ``x``
+    is the address of the activations' records."""
     digits, wide = DIGITS[activations.value], int(wide.value)
     size = record_bytes(digits)
     amx, (_, high), group = multiplier.value == "amx", TILES[multiplier.value], group_of(format.value)
     add_superblock = _by_tiles(format.value) if amx else _by_dots(format.value, multiplier.value, wide, high, digits)
     less = Static(lowered(format.value, _signed(format.value, multiplier.value, digits)))
+    alone = bool(alone.value)
+    add_one = _at_once(format.value, multiplier.value, wide, high, digits) if alone else None
 
     def tiles(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
         sixteens, end, first, until = columns // 16, blocks + rows * row_bytes, task * share, min(rows, (task + 1) * share)
         scratch, lines, weights, sums, totals = _scratch(), _lines(), _weights(), _sums(), _totals()
+        found, copies = _found(), _copies()
         if amx:
             configure(group, scratch)
         for row in range(first, until, ROWS):
@@ -170,14 +237,23 @@ def kernel(format: Static, tier: Static, multiplier: Static, activations: Static
                 superblock, records = blocks + row * row_bytes, x + start * size
                 ahead = blocks + (row + height) * row_bytes  # the next piece, in the order of its addresses
                 for left in range(sixteens, 0, -16):
-                    for line in range(ahead, ahead + height * superblock_bytes(format), 64):
-                        prefetch_far(line)
-                    ahead += height * superblock_bytes(format)
+                    if not alone:
+                        for line in range(ahead, ahead + height * superblock_bytes(format), 64):
+                            prefetch_far(line)
+                        ahead += height * superblock_bytes(format)
                     for r in range(0, height, 16 * high):
                         for n in range(high):  # the last row again where there are no more
                             at, behind = superblock + (r + 16 * n) * row_bytes, height - r - 16 * n
                             into = weights + n * UNPACKED
-                            unpack(format, tier, less, at, row_bytes, behind, left, end, into, lines, scratch)
+                            if alone:
+                                find_rows(format, at, row_bytes, behind, end, copies + 6144 * n, found + 128 * n)
+                            else:
+                                unpack(format, tier, less, at, row_bytes, behind, left, end, into, lines, scratch)
+                        if alone:
+                            to = totals + r * 4 * wide
+                            add_one(tier, less, found, weights, records, left, sums, to, lines, scratch, ahead)
+                            ahead += 16 * high * superblock_bytes(format)
+                            continue
                         add_superblock(tier, weights, records, last, count, left, sums, totals + r * 4 * wide * count)
                     superblock += superblock_bytes(format)
                     records += tokens * size

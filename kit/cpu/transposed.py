@@ -1,7 +1,8 @@
 """Super-blocks of sixteen rows as a matrix product of tiles wants them: a vector holds four consecutive weights of each row.
 
 Of most formats the packed bytes are transposed, which are a half or a quarter of the codes, and the codes are taken from them
-for sixteen rows at a time. Formats whose codes come from grids or functions are unpacked row by row, and then transposed.
+for sixteen rows at a time; so are the scales of super-blocks whose scales are steps. Formats whose codes come from grids or
+functions are unpacked row by row, and then transposed.
 """
 
 import functools
@@ -13,44 +14,60 @@ from numba import types
 from numba.extending import intrinsic
 
 from kit.cpu.simd import emit
-from kit.cpu.simd.emit import I32, emits, every
-from kit.cpu.simd.isa import emit_lookup
-from kit.cpu.simd.memory import load, store
+from kit.cpu.simd.emit import I16, I32, I64, emits, every
+from kit.cpu.simd.isa import emit_half_to_float, emit_lookup
+from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.registers import several_of, transpose
 from kit.cpu.simd.vectors import f32x16, generated, inner, join, pick, u8x64
-from kit.cpu.superblocks import SUPERBLOCK, bytes_at, codes, codes_of, scales, whole
-from kit.gguf.formats import Format
+from kit.cpu.superblocks import SUPERBLOCK, codes, codes_of, scales, whole
+from kit.gguf.formats import Format, Numbers
 
 SCALES = 16 * SUPERBLOCK  # of sixteen rows: codes, then scales, then minima of each 16 weights
 MINIMA, UNPACKED = SCALES + 1024, SCALES + 2048
 (load16, store16), (_, store8), (_, store4) = several_of(16), several_of(8), several_of(4)
-_WORDS, _BYTES = ir.VectorType(I32, 16), u8x64.llvm
+_WORDS, _BYTES, _FOUR = ir.VectorType(I32, 16), u8x64.llvm, ir.VectorType(I32, 4)
+_found, _copies = stack(8 * 16), stack(16 * 384)
+i64 = types.int64
 
 
 class _Field(NamedTuple):
-    """A plane of four weights: the word of the transposed bytes that holds them, the lowest bit in each of its bytes, or in the
-    word if they are ``packed``, one after another; bits of each, and bits of the code below them."""
+    """A plane of four weights: the word of the super-block that holds them, the lowest bit in each of its bytes, or in the word
+    if they are ``packed``, one after another; bits of each, and bits of the code below them. ``stride``: bytes to the word of
+    the same weights of the next part of the super-block."""
 
     word: int
     shift: int
     bits: int
     below: int
     packed: bool
+    stride: int = 0
 
 
-class PackedWords(NamedTuple):
-    """Where the codes of a super-block are: the places of 16 bytes each, and the fields of each four weights."""
+class _Bits(NamedTuple):
+    """Bits of a step or of a half: the word that holds them, the lowest of them there, how many, and how many of the number are
+    below them."""
 
-    places: tuple[int, ...]
-    fields: tuple[tuple[_Field, ...], ...]
+    word: int
+    shift: int
+    bits: int
+    below: int = 0
+    signed: bool = False
+    stride: int = 0
+
+
+class _Steps(NamedTuple):
+    """The steps of a super-block's scales, then of its minima, and the halves that they are multiplied by."""
+
+    numbers: tuple[tuple[_Bits, ...], ...]
+    units: tuple[_Bits, ...]
 
 
 @functools.cache
-def words_of(format: Format) -> PackedWords | None:
-    """The words that hold the codes of a format's super-blocks; None if four weights are not in one word."""
+def words_of(format: Format) -> tuple[tuple[_Field, ...], ...] | None:
+    """The fields of each four weights of a format's super-blocks; None if four weights are not in one word."""
     if not format.codes.planes or format.codes.listed or (format.codes.values and len(format.codes.values) > 16):
         return None
-    size, fields, at = format.nbytes(SUPERBLOCK), [], set()
+    fields = []
     for plane, (byte, shift, _mask, below) in zip(
         format.codes.planes, format.bit_fields(format.codes, np.arange(SUPERBLOCK)), strict=True
     ):
@@ -62,54 +79,142 @@ def words_of(format: Format) -> PackedWords | None:
         apart = np.arange(4) * (plane.bits if packed else 8)
         if (bit != bit[:, :1] + apart).any() or (plane.bits > 2 and packed):
             return None
-        fields.append([(int(f), int(b), plane.bits, below, packed) for f, b in zip(first, bit[:, 0], strict=True)])
-        at |= set(map(int, first))
-    places: list[int] = []
-    for word in sorted(at):  # sixteen bytes at a time, none behind the super-block
-        if not any(word in range(place, place + 13, 4) for place in places):
-            places.append(word - 4 * max(0, -(-(word + 16 - size) // 4)))
-    if min(places) < 0:
+        fields.append([_Field(int(f), int(b), plane.bits, below, packed) for f, b in zip(first, bit[:, 0], strict=True)])
+    fields = tuple(zip(*fields, strict=True))
+    return fields if _places(format, fields) else None
+
+
+@functools.cache
+def steps_of(format: Format) -> _Steps | None:
+    """The steps of a format's super-blocks; None if scales are made otherwise."""
+    own, steps = format.scales, format.scales.steps or Numbers()
+    if format.block_elements < SUPERBLOCK or own.table or own.function or steps.function or steps.values:
         return None
-    index = {place + 4 * i: 4 * n + i for n, place in reversed(list(enumerate(places))) for i in range(4)}
-    return PackedWords(
-        tuple(places), tuple(tuple(_Field(index[f], *rest) for f, *rest in of) for of in zip(*fields, strict=True))
-    )
+    last, fields = format.block_bytes - 4, [own.d, *[own.dmin] * bool(own.dmin)]
+
+    def bits(byte, shift, *rest):
+        word = min(int(byte) // 4 * 4, last)
+        return _Bits(word, 8 * (int(byte) - word) + int(shift), *rest)
+
+    parts = []
+    places = format.bit_fields(steps, np.arange(format.groups * len(fields)))
+    for plane, (byte, shift, _mask, below) in zip(steps.planes, places, strict=True):
+        some = zip(byte, np.broadcast_to(shift, byte.shape), strict=True)
+        parts.append([bits(*at, plane.bits, below, format.signed(plane)) for at in some])
+    found = _Steps(tuple(zip(*parts, strict=True)), tuple(bits(format.at(field), 0, 16) for field in fields))
+    return found if _places(format, (*found.numbers, found.units)) else None
 
 
-def _codes(format: Format, less: int):
-    """A primitive: write the codes less ``less`` to an address, 64 vectors, from transposed bytes at another."""
-    fields, flip = words_of(format).fields, 128 if format.signed(format.codes.planes[0]) else 0
+@functools.cache
+def parts_of(format: Format) -> tuple[int, tuple[tuple[_Field, ...], ...]]:
+    """Into how many parts alike a super-block can be taken, of which no two have the same bytes, and the fields of each four
+    weights of the first of them."""
+    fields = words_of(format)
+    for parts in (8, 4, 2):
+        each, found = 64 // parts, []
+        for of in zip(*fields, strict=True):  # a plane
+            stride = of[each].word - of[0].word
+            moved = all(of[n + each] == of[n]._replace(word=of[n].word + stride) for n in range(64 - each))
+            found.append([field._replace(stride=stride) for field in of[:each]] if moved and stride else None)
+        first = None if None in found else tuple(zip(*found, strict=True))
+        if first and _places(format, first, parts):
+            return parts, first
+    return 1, fields
+
+
+def _places(format: Format, fields, parts: int = 1) -> list[tuple[int, int]]:
+    """Where to read sixteen bytes each for the words of these fields, none behind the super-block, and their strides; empty if
+    that cannot be."""
+    places: list[tuple[int, int]] = []
+    for stride, word in sorted({(field.stride, field.word) for of in fields for field in of}):
+        end = format.nbytes(SUPERBLOCK) - stride * (parts - 1)
+        if not any(word in range(place, place + 13, 4) and apart == stride for place, apart in places):
+            places.append((word - 4 * max(0, -(-(word + 16 - end) // 4)), stride))
+    return places if all(place >= 0 for place, _ in places) else []
+
+
+class _Rows:
+    """Words of sixteen rows, whose addresses are in memory at ``rows``, of a ``part`` of their super-blocks. As many sixteen
+    bytes of each stay in registers as are asked for."""
+
+    def __init__(self, builder, rows, places: list[tuple[int, int]], most: int, part=None):
+        self._builder, self._rows, self._places, self._most, self._held = builder, rows, places, most, {}
+        self._moved = {
+            stride: builder.mul(part, ir.Constant(I64, stride)) if stride else ir.Constant(I64, 0) for _, stride in places
+        }
+
+    def place(self, field) -> tuple[int, int]:
+        """Where the sixteen bytes are read that hold the field's word, and their stride."""
+        return next(
+            (at, stride) for at, stride in self._places if field.word in range(at, at + 13, 4) and stride == field.stride
+        )
+
+    def word(self, field):
+        """The field's word: 16 lanes."""
+        place = self.place(field)
+        self._held[place] = self._held.pop(place, None) or self._read(*place)  # the last one now
+        if len(self._held) > self._most:
+            del self._held[next(iter(self._held))]
+        return self._held[place][(field.word - place[0]) // 4]
+
+    def _read(self, place, stride):
+        """The four words at a place: rows n, n + 4, n + 8 and n + 12 share a vector, whose quarters are transposed by fours."""
+        builder = self._builder
+
+        def part(row):
+            at = builder.load(emit.pointer(builder, self._rows, I64, 8 * row))
+            at = builder.add(at, self._moved[stride])
+            return builder.load(emit.pointer(builder, at, _FOUR, place), align=1)
+
+        def joined(*parts):
+            return emit.shuffle(builder, *parts, range(2 * parts[0].type.count))
+
+        def woven(a, b, lanes):
+            return emit.shuffle(builder, a, b, [quarter + lane for quarter in range(0, 16, 4) for lane in lanes])
+
+        a, b, c, d = (joined(joined(part(n), part(n + 4)), joined(part(n + 8), part(n + 12))) for n in range(4))
+        low, high = (0, 16, 1, 17), (2, 18, 3, 19)
+        halves = ((woven(a, b, lanes), woven(c, d, lanes)) for lanes in (low, high))
+        return [woven(*two, lanes) for two in halves for lanes in ((0, 1, 16, 17), (2, 3, 18, 19))]
+
+
+def _shifted(builder, value, left: int):
+    if not left:
+        return value
+    return (builder.shl if left > 0 else builder.lshr)(value, every(_WORDS, abs(left)))
+
+
+@functools.cache
+def write_codes(format: Format, less: int, in_parts: bool = False):
+    """A primitive: (tier, rows, weights, part) -> write the codes less ``less`` of all of a super-block, or of one part of
+    ``parts_of``, to ``weights``, a vector for each four, from the sixteen rows whose addresses are in memory at ``rows``. For
+    formats with ``words_of``."""
+    parts, fields = parts_of(format) if in_parts else (1, words_of(format))
+    places, flip = _places(format, fields, parts), 128 if format.signed(format.codes.planes[0]) else 0
     table = [(value + format.bias - less) % 256 for value in format.codes.values or ()]
 
     @intrinsic
-    def primitive(_, tier, lines, weights):
-        def code(builder, _, lines, weights):
-            loaded: dict[int, tuple[int, ir.Value]] = {}  # of each plane, the last word
+    def primitive(_, tier, rows, weights, part):
+        def code(builder, _, rows, weights, part):
+            rows = _Rows(builder, rows, places, len(fields[0]), part)
 
-            def word(plane, index):
-                if loaded.get(plane, (-1, None))[0] != index:
-                    loaded[plane] = index, builder.load(emit.pointer(builder, lines, _WORDS, 64 * index), align=64)
-                return loaded[plane][1]
-
-            def shifted(value, left):
-                if not left:
-                    return value
-                return (builder.shl if left > 0 else builder.lshr)(value, every(_WORDS, abs(left)))
+            def order(four):  # bytes that several planes share with others are read once
+                return [rows.place(field) for field in reversed(fields[four])], fields[four][0].word
 
             def masked(value, bits):
                 return builder.and_(value, every(_WORDS, bits * 0x01010101)) if bits < 255 else value
 
-            def part(plane, field):
-                value, mask = word(plane, field.word), (1 << field.bits) - 1
+            def bits_of(field):
+                value, mask = rows.word(field), (1 << field.bits) - 1
                 if not field.packed:
-                    return masked(shifted(value, field.below - field.shift), mask << field.below)
-                four = builder.and_(shifted(value, -field.shift), every(_WORDS, (1 << 4 * field.bits) - 1))
+                    return masked(_shifted(builder, value, field.below - field.shift), mask << field.below)
+                four = builder.and_(_shifted(builder, value, -field.shift), every(_WORDS, (1 << 4 * field.bits) - 1))
                 for i in (2, 1):  # of four neighbors two move, then one of each two
-                    four = builder.or_(four, shifted(four, i * (8 - field.bits)))
-                return shifted(masked(four, mask), field.below)
+                    four = builder.or_(four, _shifted(builder, four, i * (8 - field.bits)))
+                return _shifted(builder, masked(four, mask), field.below)
 
-            for four in sorted(range(64), key=lambda four: fields[four][0].word):
-                value = functools.reduce(builder.or_, (part(*of) for of in enumerate(fields[four])))
+            for four in sorted(range(len(fields)), key=order):
+                value = functools.reduce(builder.or_, map(bits_of, fields[four]))
                 value = builder.bitcast(value, _BYTES)
                 if table:
                     value = emit_lookup(builder, tier, table, value)
@@ -117,26 +222,85 @@ def _codes(format: Format, less: int):
                     value = builder.xor(value, every(_BYTES, flip)) if flip else builder.sub(value, every(_BYTES, less))
                 builder.store(value, emit.pointer(builder, weights, _BYTES, 64 * four), align=64)
 
+        return emits(types.void(tier, types.int64, types.int64, types.int64), code)
+
+    return primitive
+
+
+def _scales(format: Format, less: int):
+    """A primitive: write the scales and minima of ``unpack`` from the steps of the rows whose addresses are at another
+    address."""
+    own, (numbers, units) = format.scales, steps_of(format)
+    places, raised, group = _places(format, (*numbers, units)), 0 if less else format.bias, min(32, own.group)
+
+    @intrinsic
+    def primitive(_, tier, rows, weights):
+        def code(builder, _, rows, weights):
+            rows = _Rows(builder, rows, places, len(places))
+
+            def part(bits):
+                value = rows.word(bits)
+                if bits.signed:
+                    value = _shifted(builder, value, 32 - bits.bits - bits.shift)
+                    return builder.ashr(value, every(_WORDS, 32 - bits.bits))
+                value = builder.and_(_shifted(builder, value, -bits.shift), every(_WORDS, (1 << bits.bits) - 1))
+                return _shifted(builder, value, bits.below)
+
+            def number(n):
+                value = builder.sitofp(functools.reduce(builder.or_, map(part, numbers[n])), f32x16.llvm)
+                if own.steps.less:
+                    value = builder.fsub(value, every(value.type, own.steps.less))
+                return builder.fmul(value, every(value.type, own.steps.times)) if own.steps.times != 1 else value
+
+            def unit(bits):
+                half = builder.trunc(_shifted(builder, rows.word(bits), -bits.shift), ir.VectorType(I16, 16))
+                return emit_half_to_float(builder, tier, half)
+
+            def product(n, scale):
+                return builder.fmul(number(n), scale) if numbers else scale
+
+            def put(value, start, n):
+                for slot in range(n * own.group, (n + 1) * own.group, group):
+                    builder.store(value, emit.pointer(builder, weights, value.type, start + 4 * slot), align=64)
+
+            scale, *minimum = map(unit, units)
+            for n in range(format.groups):
+                value = product(n, scale)
+                put(value, SCALES, n)
+                low = builder.fmul(value, every(value.type, raised)) if raised else None
+                if own.sign:
+                    lowest = product(format.groups + n, minimum[0])
+                    lowest = builder.fneg(lowest) if own.sign > 0 else lowest
+                    low = builder.fadd(low, lowest) if raised else lowest
+                if low:
+                    put(low, MINIMA, n)
+
         return emits(types.void(tier, types.int64, types.int64), code)
 
     return primitive
 
 
-def _reader(places):
-    """A reader of 64 bytes, sixteen at each of up to four places."""
-    read = bytes_at([*places, *[places[-1]] * (4 - len(places))])
-    return inner(lambda start: read(start), forceinline=True)
+@inner(forceinline=True)
+def find_rows(format, blocks, row_bytes, rows, end, copies, found):
+    """Write the addresses of a super-block of sixteen rows to ``found``, of the last again where there are no more than
+    ``rows``. What would be read behind the matrix's end is copied, to 16 times 384 bytes at ``copies``."""
+    at = blocks
+    for row in range(16):
+        store(found + 8 * row, whole(format, at, end, copies + 384 * row))
+        at += row_bytes if row + 1 < rows else 0
 
 
 @generated
-def _write_codes(format, tier, less, blocks, row_bytes, rows, end, weights, lines, scratch):
+def _write_codes(format, tier, less, rows, weights, lines):
     """The codes of ``unpack``."""
-    order, less, words = codes_of(format.value).order, less.value, words_of(format.value)
+    order, number = codes_of(format.value).order, less.value
+    if words_of(format.value) is not None:
+        write = write_codes(format.value, number)
+        return lambda format, tier, less, rows, weights, lines: write(tier, rows, weights, 0)
 
-    def by_rows(format, tier, less, blocks, row_bytes, rows, end, weights, lines, scratch):
+    def by_rows(format, tier, less, rows, weights, lines):
         for row in range(16):
-            at = whole(format, blocks + min(row, rows - 1) * row_bytes, end, scratch + 128)
-            a, b, c, d = codes(format, tier, at)
+            a, b, c, d = codes(format, tier, load(i64, rows + 8 * row))
             store(lines + 256 * row, a - number)
             store(lines + 256 * row + 64, b - number)
             store(lines + 256 * row + 128, c - number)
@@ -148,40 +312,22 @@ def _write_codes(format, tier, less, blocks, row_bytes, rows, end, weights, line
             store4(weights + 256 * order[4 * part + 2], 64, v[8:12])
             store4(weights + 256 * order[4 * part + 3], 64, v[12:])
 
-    number = less
-    if words is None:
-        return by_rows
-    a, b, c, d = (_reader(words.places[4 * n : 4 * n + 4] or words.places[:1]) for n in range(4))
-    lines_used, write = -(-len(words.places) // 4), _codes(format.value, less)
-
-    def by_words(format, tier, less, blocks, row_bytes, rows, end, weights, lines, scratch):
-        for row in range(16):
-            at = whole(format, blocks + min(row, rows - 1) * row_bytes, end, scratch + 128)
-            store(lines + 64 * row, a(at))
-            if lines_used > 1:
-                store(lines + 1024 + 64 * row, b(at))
-            if lines_used > 2:
-                store(lines + 2048 + 64 * row, c(at))
-            if lines_used > 3:
-                store(lines + 3072 + 64 * row, d(at))
-        for line in range(lines_used):
-            store16(lines + 1024 * line, 64, transpose(load16(lines + 1024 * line, 64)))
-        write(tier, lines, weights)
-
-    return by_words
+    return by_rows
 
 
 @generated
-def _write_scales(format, tier, less, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
-    """The scales and minima of ``unpack``."""
+def write_scales(format, tier, less, rows, sixteens, weights, lines, scratch):
+    """The scales and minima of ``unpack`` for the rows whose addresses are in memory at ``rows``."""
     sign, in_pairs = format.value.scales.sign, format.value.scales.group >= 32
     own, raised = sign != 0, np.float32(0 if less.value else format.value.bias)
     evens = pick(*range(0, 32, 2))
+    if steps_of(format.value):
+        write = _scales(format.value, less.value)
+        return lambda format, tier, less, rows, sixteens, weights, lines, scratch: write(tier, rows, weights)
 
-    def of_both(format, tier, less, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
+    def of_both(format, tier, less, rows, sixteens, weights, lines, scratch):
         for row in range(16):
-            at = whole(format, blocks + min(row, rows - 1) * row_bytes, end, scratch + 128)
-            scale, minimum = scales(format, tier, at, sixteens, scratch)
+            scale, minimum = scales(format, tier, load(i64, rows + 8 * row), sixteens, scratch)
             if in_pairs:
                 store(lines + 64 * row, evens(join(scale, minimum)))
             else:
@@ -195,10 +341,9 @@ def _write_scales(format, tier, less, blocks, row_bytes, rows, sixteens, end, we
             store16(weights + SCALES, 64, v)
             store16(weights + MINIMA, 64, transpose(load16(lines + 1024, 64)))
 
-    def of_scales(format, tier, less, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
+    def of_scales(format, tier, less, rows, sixteens, weights, lines, scratch):
         for row in range(16):
-            at = whole(format, blocks + min(row, rows - 1) * row_bytes, end, scratch + 128)
-            scale, _ = scales(format, tier, at, sixteens, scratch)
+            scale, _ = scales(format, tier, load(i64, rows + 8 * row), sixteens, scratch)
             store(lines + 64 * row, scale)
         store16(weights + SCALES, 64, transpose(load16(lines, 64)))
         if raised:
@@ -213,9 +358,11 @@ def unpack(format, tier, less, blocks, row_bytes, rows, sixteens, end, weights, 
     """Write a super-block of sixteen rows, of which the first ``rows`` exist, to ``weights``: the codes, four weights of each
     row per vector; the scales of each sixteen weights and their minima, one vector of rows each, where a scale is of more
     weights only the first of them. less (Static): what codes are lowered by; by a format's bias, which makes int8 of them, and
-    then it has no minima. lines, scratch: the addresses of UNPACKED and 640 bytes; all three at multiples of 64."""
-    _write_scales(format, tier, less, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch)
-    _write_codes(format, tier, less, blocks, row_bytes, rows, end, weights, lines, scratch)
+    then it has no minima. lines, scratch: the addresses of UNPACKED and 128 bytes; all three at multiples of 64."""
+    found, copies = _found(), _copies()
+    find_rows(format, blocks, row_bytes, rows, end, copies, found)
+    write_scales(format, tier, less, found, sixteens, weights, lines, scratch)
+    _write_codes(format, tier, less, found, weights, lines)
 
 
 def lowered(format: Format, signed: bool) -> int:

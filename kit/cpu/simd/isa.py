@@ -21,33 +21,34 @@ def has_vnni() -> bool:
 def half_to_float(_, tier, bits):
     """half_to_float(tier, h): IEEE half precision (the bits, a uint16 or a vector of them) as float32, exactly."""
     result = Vector(types.float32, bits.lanes) if isinstance(bits, Vector) else types.float32
+    return emits(result(tier, bits), lambda builder, _, half: emit_half_to_float(builder, tier, half))
 
-    def code(builder, _, half):
-        wide, narrow, word = (like(half.type, element) for element in (FLOAT32, FLOAT16, I32))
-        if tier.value != "plain" and isinstance(bits, Vector):
-            return builder.fpext(builder.bitcast(half, narrow), wide)
-        if tier.value == "avx512":
-            # fpext of one lane would be inserted into a register that waits for an older result; this clears it first
-            clear, floats = ir.Constant(ir.VectorType(I16, 16), [0] * 16), ir.VectorType(FLOAT32, 16)
-            all_lanes, current, first = ir.Constant(I16, -1), ir.Constant(I32, 4), ir.Constant(I32, 0)
-            args = builder.insert_element(clear, half, first), every(floats, 0.0), all_lanes, current
-            return builder.extract_element(emit.call(builder, "llvm.x86.avx512.mask.vcvtph2ps.512", floats, *args), first)
-        if tier.value == "avx2":
-            # fpext of one half would be inserted into a register that waits for an older result
-            first, zeros = ir.Constant(I32, 0), ir.Constant(ir.VectorType(I16, 8), [0] * 8)
-            half = builder.extract_element(emit.opaque(builder, builder.insert_element(zeros, half, first)), first)
-        if tier.value != "plain":
-            return builder.fpext(builder.bitcast(half, narrow), wide)
-        # exponent and fraction moved to float32's places are the number times 2^-112, subnormal halves included
-        half = builder.zext(half, word)
-        magnitude = builder.shl(builder.and_(half, every(word, 0x7FFF)), every(word, 13))
-        scaled = builder.fmul(builder.bitcast(magnitude, wide), builder.bitcast(every(word, 0x77800000), wide))
-        infinite = builder.icmp_unsigned(">=", magnitude, every(word, 0x7C00 << 13))
-        exponent = builder.select(infinite, every(word, 0x7F800000), every(word, 0))
-        sign = builder.shl(builder.and_(half, every(word, 0x8000)), every(word, 16))
-        return builder.bitcast(builder.or_(builder.or_(builder.bitcast(scaled, word), exponent), sign), wide)
 
-    return emits(result(tier, bits), code)
+def emit_half_to_float(builder, tier, half):
+    """The code of ``half_to_float``. tier: its type."""
+    wide, narrow, word = (like(half.type, element) for element in (FLOAT32, FLOAT16, I32))
+    if tier.value != "plain" and isinstance(half.type, ir.VectorType):
+        return builder.fpext(builder.bitcast(half, narrow), wide)
+    if tier.value == "avx512":
+        # fpext of one lane would be inserted into a register that waits for an older result; this clears it first
+        clear, floats = ir.Constant(ir.VectorType(I16, 16), [0] * 16), ir.VectorType(FLOAT32, 16)
+        all_lanes, current, first = ir.Constant(I16, -1), ir.Constant(I32, 4), ir.Constant(I32, 0)
+        args = builder.insert_element(clear, half, first), every(floats, 0.0), all_lanes, current
+        return builder.extract_element(emit.call(builder, "llvm.x86.avx512.mask.vcvtph2ps.512", floats, *args), first)
+    if tier.value == "avx2":
+        # fpext of one half would be inserted into a register that waits for an older result
+        first, zeros = ir.Constant(I32, 0), ir.Constant(ir.VectorType(I16, 8), [0] * 8)
+        half = builder.extract_element(emit.opaque(builder, builder.insert_element(zeros, half, first)), first)
+    if tier.value != "plain":
+        return builder.fpext(builder.bitcast(half, narrow), wide)
+    # exponent and fraction moved to float32's places are the number times 2^-112, subnormal halves included
+    half = builder.zext(half, word)
+    magnitude = builder.shl(builder.and_(half, every(word, 0x7FFF)), every(word, 13))
+    scaled = builder.fmul(builder.bitcast(magnitude, wide), builder.bitcast(every(word, 0x77800000), wide))
+    infinite = builder.icmp_unsigned(">=", magnitude, every(word, 0x7C00 << 13))
+    exponent = builder.select(infinite, every(word, 0x7F800000), every(word, 0))
+    sign = builder.shl(builder.and_(half, every(word, 0x8000)), every(word, 16))
+    return builder.bitcast(builder.or_(builder.or_(builder.bitcast(scaled, word), exponent), sign), wide)
 
 
 @intrinsic
