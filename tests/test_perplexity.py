@@ -26,6 +26,7 @@ from kit.lab.predicting import divergence, perplexity, quality
 from kit.lab.predicting.losses import format_kl
 from kit.lab.predicting.perplexity import windows
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, Way
+from kit.lab.synthetic.geometry import GEOMETRIES
 from kit.lab.synthetic.write import synthesize
 
 
@@ -120,9 +121,13 @@ def test_the_command(path, tmp_path):
     assert run("--dtype", "float16", "--linear", "fused").exit_code == 2
 
 
-def test_what_generate_runs_through_transformers_has_a_perplexity(tmp_path):
+def test_what_generate_runs_through_transformers_has_a_perplexity(tmp_path, monkeypatch):
     """The kit has no pass for bloom; transformers' own logits give the same surprisals."""
-    path = hf_files.write(tmp_path, "bloom")
+    kind, sizes = hf_files.MODELS["bloom"]
+    monkeypatch.setitem(hf_files.MODELS, "bloom", (kind, sizes | {"vocab_size": 512}))
+    words = GEOMETRIES["tiny-llama"].vocabulary.metadata()
+    source = hf_files.write(tmp_path, "bloom")
+    path = model_files.rewrite(source, tmp_path / "words.gguf", lambda metadata, _: metadata.update(words))
     run = lambda *options: CliRunner().invoke(main, ["perplexity", "--tokens", "60", "--context", "40", *options, "--json"])  # noqa: E731
     told = json.loads(run(str(path)).stdout)
     model, tokenizer = kit.hf.load(path)
