@@ -284,7 +284,7 @@ def _scales(format: Format, less: int):
 def find_rows(format, blocks, row_bytes, rows, end, copies, found):
     """Write the addresses of a super-block of sixteen rows to ``found``, of the last again where there are no more than
     ``rows``. What would be read behind the matrix's end is copied, to 16 times 384 bytes at ``copies``."""
-    at = blocks
+    at = blocks + min(0, rows - 1) * row_bytes  # the last row may be before these
     for row in range(16):
         store(found + 8 * row, whole(format, at, end, copies + 384 * row))
         at += row_bytes if row + 1 < rows else 0
