@@ -413,6 +413,17 @@ def test_ctrl_c_leaves_what_is_there_and_progress_is_told_without_a_terminal(run
     assert result.stderr.endswith("kit: interrupted; results so far are above\n")
 
 
+def test_ctrl_c_before_anything_is_known_prints_no_json(run, odd, monkeypatch):
+    """It printed an object with a schema_version and nothing else, which a script takes for an answer."""
+
+    def interrupted(*given, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kit.lab.report.ahead.kernels", interrupted)
+    result = run(odd, "--json")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "kit: interrupted\n")
+
+
 def texts_of_bytes(told, key="") -> list[str]:
     """Texts of sizes among plain data, but in sentences and names of ways."""
     if isinstance(told, dict):

@@ -246,7 +246,7 @@ def _explain(file, as_json, everything, **how):
     except KeyboardInterrupt:
         interrupts.over()  # what is told now may import
         ended = True
-    if as_json:
+    if as_json and plain:
         click.echo(to_json(plain))
     if ended:
         click.echo("kit: interrupted" + "; results so far are above" * bool(plain or begun), err=True)
