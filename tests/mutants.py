@@ -60,6 +60,7 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
 
 
 ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives does what the line does
+    ("kit.lab.explaining.quants", 'read, one["kl"], one["kl_error"]'): "a column that the next line overwrites",
     ("kit.lab.claims.gates", "if high > NOISE * low:"): "two bounds that differ by 2% to the last bit of a product",
     (
         "kit.cache.policies.base",

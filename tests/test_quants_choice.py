@@ -168,6 +168,12 @@ def test_names_tell_files_apart(names):
     )
 
 
+def test_a_figure_names_files_by_what_differs():
+    names = ["model-Q4_K_M.gguf", "model-Q8_0.gguf"]
+    assert quants._short(names) == dict(zip(names, ("Q4_K_M", "Q8_0"), strict=True))
+    assert quants._short(["model.gguf"]) == {"model.gguf": "model"}
+
+
 def test_one_file_twice_is_no_comparison(source, tmp_path):
     parts = model_files.split(source, tmp_path, 2)
     for given in ([source, source], [*parts], [source, source.parent / "." / source.name]):
@@ -217,8 +223,13 @@ def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(sourc
             assert table["speed"].tolist() == [pytest.approx(speed), 32.5] and says in quants.advice(table)
             assert ("speed is" in quants.rows(table)) == (speed < 50)
             assert [*table["bound"].round(3)] == [round(3.0 * MACHINE.read_gbps / 9.0, 3) if more else 3.0, 3.0]
-    (only,) = recorded
-    assert only["lower"] == pytest.approx(9.0 / (3.0 * MACHINE.read_gbps))
+        (tmp_path / measurements.NAME).unlink()
+        measurements.of_run(tmp_path).add(replace(reading, others=1.5))
+        saved.write_text(to_json({"rows": [row | key]}))
+        table = quants.of_run([saved], lab, file)
+        assert table["speed"].tolist() == [pytest.approx(50.0)], "a run has one value, of a busy machine too"
+    only, again = recorded
+    assert again["quantity"] == only["quantity"] and only["lower"] == pytest.approx(9.0 / (3.0 * MACHINE.read_gbps))
     assert only["quantity"] == f"{BLOCK_WAYS[-1].quantity}, by kit quants" and only["samples"] == pytest.approx(reading.samples)
 
 
