@@ -60,6 +60,8 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
 
 
 ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives does what the line does
+    ("kit.cache.replay", "if policy.resident_bytes > peak:"): "an equal peak is the peak",
+    ("kit.cache.replay", "for index, (key, size) in enumerate("): "keys and sizes of Requests are as many",
     ("kit.lab.explaining.quants", 'read, one["kl"], one["kl_error"]'): "a column that the next line overwrites",
     ("kit.lab.claims.gates", "if high > NOISE * low:"): "two bounds that differ by 2% to the last bit of a product",
     (
