@@ -16,6 +16,7 @@ from kit.lab.commands import cli
 from kit.lab.drafts import costs, explain, heads, page, words
 from kit.lab.drafts.predicted import Costs, best, break_even, speed_up, tokens_per_pass
 from kit.lab.engines.bounds_of import Roof
+from kit.model.drafts import Drafting
 
 COSTS = Costs((0.1, 0.11, 0.12, 0.14, 0.15), draft=0.02, catch_up=0.005, back=0.08)
 
@@ -32,6 +33,27 @@ def test_a_speed_up_is_what_a_simulation_of_passes_gives():
             tokens += taken + 1
             spent += 0.005 + drafted * 0.02 + COSTS.verify[drafted] + 0.08 * (taken < drafted)
         assert speed_up(COSTS, chance, drafted, share) == pytest.approx(0.1 * tokens / spent, rel=0.02)
+
+
+def test_a_prediction_from_counts_holds_where_a_text_is_easy_in_places_and_hard_in_others():
+    """One chance for all tokens is then off: drafts of 4 are taken whole or not at all."""
+    draw, told = np.random.default_rng(0), Drafting("x", plain=[0.1] * 5)
+    for _ in range(200):
+        taken = 4 * (draw.random() < 0.5)
+        told.passes, told.timed_passes = told.passes + 1, told.timed_passes + 1
+        told.drafted, told.timed_drafted, told.accepted = told.drafted + 4, told.timed_drafted + 4, told.accepted + taken
+        told.tokens, told.timed = told.tokens + taken + 1, told.timed + taken + 1
+        told.refused, told.timed_refused = told.refused + (taken < 4), told.timed_refused + (taken < 4)
+        told.drafting += 0.005 + 4 * 0.02
+        told.verifying += COSTS.verify[4] + 0.08 * (taken < 4)
+    row = explain._passage("code", told, COSTS)
+    assert row["predicted"] == pytest.approx(row["measured"], rel=1e-6)
+    chance = speed_up(COSTS, told.chance, 4)
+    assert chance / row["measured"] > 1.05
+    told.idle = 100
+    row = explain._passage("code", told, COSTS)
+    assert row["predicted"] == pytest.approx(row["measured"], rel=1e-6)
+    assert explain.foreseen(COSTS, Drafting("x")) is None
 
 
 def test_a_model_without_a_draft_leaves_page_12_its_own_pair(tmp_path):
@@ -105,6 +127,18 @@ def test_explain_a_draft_in_documented_keys(pair, monkeypatch):
     for row in answer["passages"]:
         assert row["accepted"] <= row["drafted"] and 0 <= row["acceptance"] <= 1 and row["predicted"] > 0
     assert answer["head"] is None and answer["costs"]["draft_bytes"] < pair[0].stat().st_size
+
+
+def test_explain_measures_a_head_that_kit_runs_and_counts_another(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(explain, "TOKENS", 8)
+    monkeypatch.setattr(explain.bounds_of, "measured", lambda: Roof(1e9, {"float32": 1e9, "int8": 1e9}, {}))
+    for name, runs in (("tiny-qwen35", True), ("tiny-llama", False)):
+        path = mtp_files.with_head(model_files.write(folder, name, "F32"), tmp_path / f"{name}-head.gguf")
+        answer = json.loads(told(path, "--draft", "mtp", "--json"))
+        assert answer["head"]["draft_bytes"] and bool(answer["passages"]) == runs and bool(answer["costs"]) == runs
+        if runs:
+            assert answer["costs"]["draft_bytes"] == answer["head"]["draft_bytes"] and answer["costs"]["drafted_token"] > 0
+            assert answer["passages"][0]["drafted"]
 
 
 def row_of(name, acceptance, gain):

@@ -7,7 +7,8 @@ import torch
 
 import kit
 from kit.errors import ModelError
-from kit.model.drafts import MOST, Drafter, Drafting, Ngrams, check_pair, passes
+from kit.model.drafters import MOST, Drafter, Ngrams, Smaller, check_pair
+from kit.model.drafts import Drafting, passes, ties
 from kit.model.generate import Sampler
 
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 12)]
@@ -151,6 +152,36 @@ def test_a_draft_that_loses_is_switched_off_and_says_so(folder):
     assert slow.loses and "reads no weights" in slow.told()
     slow.stays = True
     assert not slow.loses
+
+
+def test_what_is_made_for_the_first_time_is_not_timed(folder):
+    """A page said 1.99 times off: a draft that reads another number of tokens for the first time records that pass."""
+    model = model_of(folder, "tiny-llama", mix="F32")
+    drafter = Smaller(model, model_files.write(folder, "tiny-llama", "Q4_K_M"))
+    seen = []
+    for end in (12, 13, 15, 17, 18, 21, 24, 25):
+        drafter.propose(range(20, 20 + end), 3, Sampler())
+        seen.append(drafter.settled)
+    assert seen == [False, True, False, True, True, False, True, True]  # reads a prompt, 1, 2, 2, 1, 3, 3 and 1
+
+    class Unsettled(Own):
+        settled = False
+
+    right = kit.generate(model, PROMPT, 30, stop_at_end=False)
+    for draft, timed in ((Own(right.tokens), True), (Unsettled(right.tokens), False)):
+        told = kit.generate(model, PROMPT, 30, stop_at_end=False, draft=draft).draft
+        assert bool(told.timed) == bool(told.timed_passes) == bool(told.timed_drafted) == timed and told.passes
+        assert told.timed_refused <= told.timed_passes <= told.passes and told.timed <= told.tokens
+
+
+def test_ties_are_those_within_rounding():
+    draw = np.random.default_rng(0)
+    for gap in (0.0, 5e-6, 2e-5, 1.0):
+        logits = draw.normal(size=1000).astype(np.float32)
+        logits[[7, 900]] = 5 + gap * logits.std(), 5
+        best = torch.from_numpy(logits).topk(2).values
+        right = bool(best[0] - best[1] < 1e-5 * torch.from_numpy(logits).std())
+        assert ties(logits) == ties(logits[::-1].copy()) == right == (gap < 1e-5)
 
 
 def test_ngrams_go_on_as_the_text_did():

@@ -95,6 +95,17 @@ def uses_of_layer(file, layer: int) -> list[Use]:
     return [Use(name, own[name].elements, own[name].nbytes, *pieces[name]) for name in sorted(own, key=_when)]
 
 
+def head_uses(file) -> list[Use]:
+    """What a drafted token uses of the file's first MTP head: its layer, and last the matrix of its logits, which is its own,
+    the model's, or the embedding where that is the output. The file has such a head."""
+    own = uses_of_layer(file, min(layer_of(name) for name in file.tensors if ".nextn." in name))
+    matrix = next((use for use in own if ".nextn.shared_head_head." in use.name), None)
+    if matrix is None:
+        name = next(name for name in ("output.weight", "token_embd.weight") if name in file.tensors)
+        matrix = Use(name, file.tensors[name].elements, file.tensors[name].nbytes)
+    return [*(use for use in own if use.name != matrix.name and not use.is_rows), matrix]
+
+
 def unread_of(file) -> Callable[[str], bool]:
     """Whether no token reads the tensor of a name."""
     predicting, shared = predicting_layers(file), count(file, "attention.shared_kv_layers")

@@ -83,6 +83,7 @@ class Architecture:
     index_types: bool = False  # files may say which layers choose positions
     parallel: str = ""  # both networks take x as it was: if that key says so, or if a layer has that norm, attention's own
     halved: bool = False  # feed_forward_length counts the rows of gate and up together
+    head: bool = False  # kit runs the MTP head of such a file: an attention layer over the state after the last norm
     alibi: int = 0  # a model with this number of layers has ALiBi, which the kit does not know
 
 
@@ -91,7 +92,7 @@ _PARALLEL = ("attn_norm", "", "attn_norm", "")
 _SANDWICH = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 _SAID = dict(normed=False, gating_said=True, shares_said=True)
 _QWEN35 = Architecture(
-    "neox", _LATE, qk_norm="head", recurrent="delta net", period=4, output_gated=True, shared_gated=True
+    "neox", _LATE, qk_norm="head", recurrent="delta net", period=4, output_gated=True, shared_gated=True, head=True
 )  # fmt: skip
 
 _PLAIN_GELU = dict(rope="neox", layer_norm="weighted", gated=False, activation="gelu")
@@ -137,7 +138,7 @@ ARCHITECTURES = {
         mixer="latent", recurrent="kimi delta", gate="head", full_gates=True, gating=2, **_SAID
     ),
     "qwen4exp": replace(
-        _QWEN35, norms=("", "", "", ""), mixer="sparse attention", delta_sigmoids=True, streams="low rank"
+        _QWEN35, norms=("", "", "", ""), mixer="sparse attention", delta_sigmoids=True, streams="low rank", head=False
     ),
     "deepseek4": Architecture(mixer="compressed", streams="balanced", hashed=True, limited="before", gating=4, **_MIXED),
     "glm5-next": Architecture(
@@ -181,7 +182,7 @@ ARCHITECTURES = {
     "codeshell": Architecture(**_PLAIN_GELU),
     "gptneox": Architecture(fused=("attn",), parallel="use_parallel_residual", **_PLAIN_GELU),
     "glm4": Architecture(norms=_SANDWICH, fused=("ffn",)),
-    "glm4moe": Architecture("neox", _LATE, qk_norm="stored", gating=2, **_SAID),
+    "glm4moe": Architecture("neox", _LATE, qk_norm="stored", gating=2, head=True, **_SAID),
     "dots1": Architecture("neox", qk_norm="head", **_SAID),
     "hunyuan-dense": Architecture("neox", qk_norm="after"),
     "command-r": Architecture(norms=_PARALLEL, layer_norm="weighted", logits_multiplied=True),

@@ -27,6 +27,11 @@ class Config:
     tied: bool  # the output projection is the embedding
 
     @property
+    def output(self) -> str:
+        """The matrix that makes the logits."""
+        return "token_embd.weight" if self.tied else "output.weight"
+
+    @property
     def experts(self) -> int:
         """Experts of a mixture's layer; 0: a dense model."""
         return max(getattr(layer.feed_forward, "experts", 0) for layer in self.layers)
@@ -116,3 +121,46 @@ class Config:
                 ("output.weight", (self.vocabulary, self.hidden_size), True),
                 ("output.bias", (self.vocabulary,), False),
             )
+
+
+@dataclass(frozen=True)
+class HeadConfig(Config):
+    """The same of a file's MTP head, the last of ``layers``, which predicts the token after the next.
+
+    ``own``: what the head has in its section ``nextn``; it borrows the other tensors of the model's ends."""
+
+    own: frozenset[str] = frozenset()
+
+    @property
+    def number(self) -> int:
+        """Of the head's layer."""
+        return len(self.layers) - 1
+
+    def part(self, name: str, borrowed: str = "") -> str:
+        """The name of a tensor of the section, or that of the model's if the head has none."""
+        return f"blk.{self.number}.nextn.{name}.weight" if name in self.own or not borrowed else borrowed
+
+    @property
+    def embedding(self) -> str:
+        """The matrix that has a row for each token."""
+        return self.part("embed_tokens", "token_embd.weight")
+
+    @property
+    def output(self) -> str:
+        return self.part("shared_head_head", super().output)
+
+    @property
+    def norm(self) -> str:
+        """The norm before the logits."""
+        return self.part("shared_head_norm", f"{self.family.last_norm}.weight")
+
+    def layout(self) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+        width, matrix = self.hidden_size, (self.vocabulary, self.hidden_size)
+        yield self.embedding, matrix, True
+        for name, shape in (("enorm", (width,)), ("hnorm", (width,)), ("eh_proj", (width, 2 * width))):
+            yield self.part(name), shape, True
+        for name, shape, needed, read in self.layers[-1].tensors():
+            if read:
+                yield f"blk.{self.number}.{name}", shape, needed
+        yield self.norm, (width,), True
+        yield self.output, matrix, True

@@ -212,6 +212,17 @@ class CpuOps(Ops):
     def activate(self, activation, gate, up=None):
         return UNGATED[activation](gate) if up is None else ACTIVATIONS[activation](gate, up)
 
+    @property
+    def keeps(self):
+        return self.cache.kept is not None
+
+    def keep(self, state):
+        if self.keeps:
+            self.cache.keep(state, len(self.tokens))
+
+    def before(self):
+        return self.cache.kept[self.cache.length :][: len(self.tokens)]
+
     def zeros(self, x):
         return torch.zeros_like(x)
 
@@ -267,6 +278,11 @@ class RowsOps(CpuOps):
         Ops.__init__(self, model)
         self._rows = [CpuOps(model, tokens, cache) for tokens, cache in zip(rows, caches, strict=True)]
         self.tokens, self._linear = torch.cat([row.tokens for row in self._rows]), model.linear
+
+    keeps = False
+
+    def keep(self, state):
+        """Nothing: rows of a batch have no MTP head."""
 
 
 def _by_row(name):

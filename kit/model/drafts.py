@@ -6,156 +6,24 @@ is taken with the chance min(1, p(x) / q(x)), and in its place comes one drawn f
 
 import statistics
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import torch
+import numpy as np
 
-from kit.errors import ModelError
-from kit.gguf.uses import bytes_used, uses_of
-from kit.model.transformer import Transformer
-from kit.model.weights import Weights
 from kit.units import format_bytes, format_rate, format_seconds
 
-MOST = 8  # tokens of a draft
+_TIE = 1e-5  # of the deviation of logits
 _SIZES = (1, 2, 4, 8)  # and the most that is asked for: for each of them a pass is recorded
 _SAMPLE, _PLAIN, _AGAIN = 24, 3, 24  # tokens after which a draft is judged; passes without it that are timed, and how often
-
-
-class Drafter(ABC):
-    """Proposes how a sequence goes on. ``name`` is that of the option; ``nbytes``: of weights that it reads for a token."""
-
-    name = ""
-    nbytes = 0
-
-    @abstractmethod
-    def propose(self, tokens: Sequence[int], count: int, sampler) -> tuple[list[int], list[torch.Tensor | None]]:
-        """Up to ``count`` tokens after all ``tokens`` of a sequence, and of each the chances (vocabulary,) by which it was
-        drawn, None for one that was certain."""
-
-
-class Ngrams(Drafter):
-    """Text that repeats: what followed the last tokens when they last came, in the prompt or in the answer."""
-
-    name, _LONGEST, _SHORTEST = "ngram", 4, 2
-
-    def __init__(self):
-        self._seen: dict[tuple[int, ...], int] = {}  # the last tokens -> what came after them, the last time
-        self._known: list[int] = []
-
-    def propose(self, tokens, count, sampler):
-        tokens = list(tokens)
-        if self._known != tokens[: len(self._known)]:
-            self._seen, self._known = {}, []
-        for end in range(len(self._known), len(tokens)):  # those before ``end`` are followed by the token there
-            for n in range(self._SHORTEST, self._LONGEST + 1):
-                if end >= n:
-                    self._seen[tuple(tokens[end - n : end])] = end
-        self._known = tokens
-        for n in range(min(self._LONGEST, len(tokens)), self._SHORTEST - 1, -1):
-            start = self._seen.get(tuple(tokens[len(tokens) - n :]))
-            if start is not None:
-                found = tokens[start : start + count]
-                while len(found) < count:  # the end of a text that repeats goes on as it began
-                    found += found[: count - len(found)]
-                return found, [None] * count
-        return [], []
-
-
-class Smaller(Drafter):
-    """Another model with the same vocabulary, which decodes by itself. ModelError where it is not one for ``model``."""
-
-    def __init__(self, model, draft):
-        file = draft if hasattr(draft, "tensors") else Weights(draft).file
-        check_pair(model.file, file)
-        self.name = Path(str(file.path)).name
-        self._model = Transformer(Weights(file), linear="fused-int8", max_context=min(model.max_context, _context_of(file)))
-        self._cache, self._held, self._mark = self._model.new_cache(), [], None
-        self.nbytes = round(bytes_used(uses_of(file)))
-
-    def propose(self, tokens, count, sampler):
-        tokens, cache = list(tokens), self._cache
-        if len(tokens) + count > cache.context:
-            return [], []
-        same = next((n for n, (a, b) in enumerate(zip(self._held, tokens, strict=False)) if a != b), None)
-        same = min(len(self._held), len(tokens)) if same is None else same
-        same = min(same, len(tokens) - 1)  # the last is always read, for the logits after it
-        if same < cache.length:
-            if cache.can_be_cut:
-                cache.truncate(same)
-            elif self._mark and self._mark[0] <= same:
-                cache.back_to(self._mark)
-            else:
-                cache.truncate(0)
-        rest = tokens[cache.length :]
-        few = 1 < len(rest) <= MOST + 1 and cache.length  # by a recorded pass
-        logits = self._model.verify(rest, cache).logits[-1] if few else self._model.step(rest, cache)
-        self._mark = None if cache.can_be_cut else cache.mark()
-        drafted, chances = [], []
-        while True:
-            chance = None if sampler.temperature == 0 else sampler.chances(logits)
-            token = int(logits.argmax()) if chance is None else sampler.draw(chance)
-            drafted.append(token)
-            chances.append(chance)
-            if len(drafted) == count:
-                self._held = [*tokens, *drafted[:-1]]
-                return drafted, chances
-            logits = self._model.step([token], cache)
-
-
-def check_pair(target, draft) -> None:
-    """ModelError unless the file ``draft`` can draft for the file ``target``: a smaller model whose tokens are the same."""
-    if any("nextn." in name for name in draft.tensors) and "blk.0.attn_norm.weight" not in draft.tensors:
-        raise ModelError(f"{draft.path}: an MTP head without its model, which kit does not run")
-    size, own = (sum(info.nbytes for info in file.tensors.values()) for file in (target, draft))
-    if own >= size:
-        raise ModelError(f"{draft.path}: a draft of {own:,} bytes for a model of {size:,} cannot pay: give a smaller one")
-    for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre"):
-        theirs, mine = (file.metadata.get(key) for file in (target, draft))
-        if theirs != mine:
-            raise ModelError(f"{draft.path}: another vocabulary than {target.path}: {key} is {mine!r}, there {theirs!r}")
-    theirs, mine = (file.metadata.get("tokenizer.ggml.tokens") for file in (target, draft))
-    if theirs is None or mine is None:
-        sizes = [file.tensors["token_embd.weight"].shape[0] for file in (target, draft)]
-        if sizes[0] != sizes[1]:
-            raise ModelError(f"{draft.path}: another vocabulary than {target.path}: {sizes[1]} tokens, there {sizes[0]}")
-        return
-    theirs, mine = list(theirs), list(mine)
-    if len(theirs) != len(mine):
-        raise ModelError(f"{draft.path}: another vocabulary than {target.path}: {len(mine)} tokens, there {len(theirs)}")
-    if theirs != mine:
-        n = next(n for n, two in enumerate(zip(theirs, mine, strict=True)) if two[0] != two[1])
-        raise ModelError(f"{draft.path}: another vocabulary than {target.path}: token {n} is {mine[n]!r}, there {theirs[n]!r}")
-
-
-def _context_of(file) -> int:
-    from kit.model.hyperparameters import read_config
-
-    return read_config(file).context
-
-
-def drafter_of(model, draft, most: int) -> Drafter:
-    """The drafter that ``draft`` names: "ngram", "mtp", or a file; a Drafter is itself."""
-    if not 1 <= most <= MOST:
-        raise ModelError(f"a draft of {most} tokens is not possible: give 1 to {MOST}")
-    if isinstance(draft, Drafter):
-        return draft
-    if draft == "ngram":
-        return Ngrams()
-    if draft == "mtp":
-        heads = sorted(name for name in model.file.tensors if ".nextn." in name)
-        has = f"its MTP head ({heads[0].split('.nextn')[0]}) is skipped" if heads else "it has no MTP head"
-        raise ModelError(f"{model.file.path}: kit runs no MTP heads, and {has}: give ngram, or the file of a smaller model")
-    return Smaller(model, draft)
 
 
 @dataclass
 class Drafting:
     """What drafts gave: passes over drafts, tokens that were drafted, taken, and that came of these passes in all; ``refused``:
     passes that ended with a drafted token that was not taken. ``drafting`` and ``verifying``: seconds of the ``timed`` tokens'
-    passes, which drafted ``timed_drafted``. ``plain``: seconds of passes over one token, which were taken in turn; ``idle``:
+    passes, ``timed_passes``, which drafted ``timed_drafted`` and of which ``timed_refused`` ended with a token that was not
+    taken. ``plain``: seconds of passes over one token, which were taken in turn; ``idle``:
     how often nothing was proposed. ``ties``: positions at which two logits of the exact way tie within its rounding, so that
     another order of sums may choose the other. ``nbytes``: of weights that the drafter reads for a token. ``stays``: it is
     never switched off."""
@@ -172,6 +40,8 @@ class Drafting:
     verifying: float = 0.0
     timed: int = 0  # tokens of the passes whose time counts
     timed_drafted: int = 0
+    timed_passes: int = 0
+    timed_refused: int = 0
     plain: list[float] = field(default_factory=list)
     idle: int = 0
     ties: int = 0
@@ -230,6 +100,7 @@ class Drafting:
 def passes(model, cache, prompt, sampler, drafter, most: int, end: Sequence[int], max_tokens: int, told: Drafting) -> Iterator:
     """(new tokens, seconds, positions) of each pass over the prompt, one token or a draft. The cache holds, when tokens are
     yielded, what it holds after a decode of them. The last tokens are those up to the first of ``end``."""
+    drafter.follow(model, cache)
     start = time.perf_counter()
     logits = model.step(prompt, cache)
     sequence, done = [*prompt, sampler(logits)], 1
@@ -244,9 +115,12 @@ def passes(model, cache, prompt, sampler, drafter, most: int, end: Sequence[int]
         drafted, chances = ([], []) if plainly or not wanted else drafter.propose(sequence, wanted, sampler)
         middle = time.perf_counter()
         if drafted:
+            refused = told.refused
             new, since = _verified(model, cache, sequence, drafted, chances, sampler, end, told), since + 1
             count = 1 + len(drafted)
-            if count in known:
+            if count in known and drafter.settled:
+                told.timed_passes += 1
+                told.timed_refused += refused < told.refused
                 told.drafting += middle - start
                 told.verifying += time.perf_counter() - middle
                 told.timed += len(new)
@@ -263,6 +137,15 @@ def passes(model, cache, prompt, sampler, drafter, most: int, end: Sequence[int]
         yield new, time.perf_counter() - start, count
 
 
+def ties(logits: np.ndarray) -> bool:
+    """Whether the two largest of logits (vocabulary,) are within the rounding of another order of sums. It is asked for every
+    token, so the deviation, which takes longer than all else, is only taken where the two are near."""
+    first = int(logits.argmax())
+    others = [part.max() for part in (logits[:first], logits[first + 1 :]) if len(part)]
+    gap = logits[first] - max(others, default=-np.inf)
+    return bool(gap < _TIE * (logits[first] - logits.min()) and gap < _TIE * logits.std(ddof=1))
+
+
 def _verified(model, cache, sequence, drafted, chances, sampler, end, told) -> list[int]:
     """The tokens that one pass over a draft gives, one at least."""
     pass_ = model.verify([sequence[-1], *drafted], cache)
@@ -276,8 +159,7 @@ def _verified(model, cache, sequence, drafted, chances, sampler, end, told) -> l
     else:
         new.append(sampler(pass_.logits[-1]))
     if sampler.temperature == 0 and model.linear.activations == "float32":
-        best = pass_.logits[: len(new)].topk(2).values
-        told.ties += int((best[:, 0] - best[:, 1] < 1e-5 * pass_.logits[: len(new)].std(1)).sum())
+        told.ties += sum(map(ties, pass_.logits[: len(new)].numpy()))
     pass_.keep(len(new))
     told.passes, told.drafted, told.accepted, told.tokens = (
         told.passes + 1, told.drafted + len(drafted), told.accepted + taken, told.tokens + len(new),

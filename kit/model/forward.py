@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kit.model.config import Config
+from kit.model.config import Config, HeadConfig
 from kit.model.kvcache import FixedState
 from kit.model.layers.rope import RopeConfig
 
@@ -33,6 +33,8 @@ class Ops(ABC):
         "convolve",
         "recur",
     )
+
+    keeps = False  # whether ``keep`` wants the states of all tokens
 
     def __init__(self, model):
         self.config, self.weights, self.trace, self.ropes = model.config, model.weights, model.trace, model.ropes
@@ -255,6 +257,14 @@ class Ops(ABC):
         """x += share * y, for the tokens of an expert."""
 
     @abstractmethod
+    def keep(self, state: torch.Tensor) -> None:
+        """Keep the states after the last norm (tokens, hidden_size) for an MTP head, where the sequence has room for them."""
+
+    @abstractmethod
+    def before(self) -> torch.Tensor:
+        """What was kept of the position before each token, (tokens, hidden_size)."""
+
+    @abstractmethod
     def zeros(self, x: torch.Tensor) -> torch.Tensor:
         """Zeros of the shape of x."""
 
@@ -266,14 +276,33 @@ def matrices(name: str, heads: int, rows: bool) -> list[str]:
 
 def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
     """Logits (wanted tokens, vocabulary) of the tokens of ``ops``."""
+    if isinstance(config, HeadConfig):
+        return predict(ops, config, wanted)
     x = ops.embed("token_embd.weight", config.embedding_scale)
     embedded = config.per_layer.embedded(ops, x) if config.per_layer else None
     x = config.hyper.begin(ops, x) if config.hyper else x
     for number, layer in enumerate(config.layers):
         layer.run(ops, number, x, embedded)
-    x = x[wanted]
-    output = config.hyper.end(ops, x) if config.hyper else ops.norm(x, f"{config.family.last_norm}.weight")
-    return scaled(ops.linear("token_embd.weight" if config.tied else "output.weight", output), config)
+    norm = f"{config.family.last_norm}.weight"
+    if config.hyper or not ops.keeps:
+        output = config.hyper.end(ops, x[wanted]) if config.hyper else ops.norm(x[wanted], norm)
+    else:
+        state = ops.rms_norm(x, norm)
+        ops.keep(state)
+        output = ops.input(state[wanted])
+    return scaled(ops.linear(config.output, output), config)
+
+
+def predict(ops: Ops, config: HeadConfig, wanted: slice) -> torch.Tensor:
+    """The same of an MTP head (DeepSeek-AI 2024, V3): a token and the state before it are joined, and one layer attends."""
+    embedded = ops.rms_norm(ops.embed(config.embedding, config.embedding_scale), config.part("enorm"))
+    before = ops.rms_norm(ops.before(), config.part("hnorm"))
+    joined = ops.join((embedded[:, None], before[:, None]), 2 * config.hidden_size)[:, 0]
+    x = ops.linear(config.part("eh_proj"), ops.input(joined))
+    config.layers[-1].run(ops, config.number, x)
+    state = ops.rms_norm(x[wanted], config.norm)
+    ops.keep(state)
+    return scaled(ops.linear(config.output, ops.input(state)), config)
 
 
 def scaled(logits: torch.Tensor, config: Config) -> torch.Tensor:

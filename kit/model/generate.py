@@ -141,8 +141,9 @@ def generate(
 
     For the sampling parameters see Sampler. ``on_text`` is called with pieces of text, whole characters
     only. ``stop_at_end=False``: continue after the model's end-of-text token. ``cache``: a KV cache with the positions
-    before the prompt (None: a new one). ``draft``: "ngram", or the file of a smaller model with the same vocabulary, which
-    drafts up to ``draft_max`` tokens a pass. Raises ModelError for a prompt that is empty or does not fit the context, and
+    before the prompt (None: a new one). ``draft``: "ngram", "mtp" (the file's MTP head), or the file of a smaller model with
+    the same vocabulary, which drafts up to ``draft_max`` tokens a pass. Raises ModelError for a prompt that is empty or does
+    not fit the context, and
     TokenizerError for a text prompt or ``on_text`` if the file has no known tokenizer; without one, the answer has no text
     and does not stop at the end of text.
     """
@@ -199,7 +200,8 @@ def _passes(model, cache, prompt, sample):
 
 def _drafted(model, cache, answer, sample, draft, most, ends, max_tokens):
     """``_passes`` with a draft, of which ``answer`` tells."""
-    from kit.model.drafts import Drafting, drafter_of, passes
+    from kit.model.drafters import drafter_of
+    from kit.model.drafts import Drafting, passes
 
     drafter = drafter_of(model, draft, most)
     if (needed := cache.length + len(answer.prompt) + 1 + most) > cache.context:

@@ -8,8 +8,9 @@ from kit.errors import ModelError, install
 from kit.gguf.cut import parts_of
 from kit.gguf.foreign import check_model
 from kit.gguf.names import layer_of
+from kit.gguf.uses import predicting_layers
 from kit.model.architectures import ARCHITECTURES
-from kit.model.config import Config
+from kit.model.config import Config, HeadConfig
 from kit.model.keys import MAX_LAYERS, ModelKeys
 from kit.model.layers import BALANCED, FEED_FORWARD, KINDS, MIXERS, STREAMS, AltUp, Balanced, Hyper, Layer, PerLayerInput
 from kit.model.layers.rope import RopeConfig
@@ -29,6 +30,36 @@ def read_config(file) -> Config:
     embedding = file.tensors.get("token_embd.weight")
     config = described_config(file, embedding.shape[0] if embedding else 0, "output.weight" not in file.tensors)
     _check(file, config)
+    return config
+
+
+def head_config(file) -> HeadConfig:
+    """``read_config`` of the file's first MTP head: its layers are those of the model and one more, which alone runs.
+
+    Raises ModelError for a file without one, or with one that kit does not run."""
+    family, layers = (
+        ARCHITECTURES.get(file.architecture),
+        sorted({layer_of(name) for name in file.tensors if ".nextn." in name}),
+    )
+    if not layers or not predicting_layers(file):
+        raise ModelError(f"{file.path}: it has no MTP head: give ngram, or the file of a smaller model")
+    if family is None or not family.head:
+        runs = ", ".join(name for name, row in ARCHITECTURES.items() if row.head)
+        raise ModelError(
+            f"{file.path}: kit runs no MTP head of {file.architecture!r}, only of {runs}: give ngram, or the file of a smaller "
+            "model"
+        )
+    model = read_config(file)
+    if layers[0] != len(model.layers):
+        raise ModelError(f"{file.path}: the MTP head of layer {len(model.layers)} is not in the file: convert the model again")
+    facts = Facts(file, family, model.vocabulary, heads=1)
+    names = {name.partition(".nextn.")[2] for name in file.tensors if layer_of(name) == layers[0]}
+    own = frozenset(name.removesuffix(".weight") for name in names)
+    config = HeadConfig(**vars(model) | {"layers": (*model.layers, facts.layer(layers[0]))}, own=own)
+    for name, shape in config.tensors().items():
+        if (tensor := file.tensors.get(name)) is None or tensor.shape != shape:
+            has = f"has shape {tensor.shape}" if tensor else "is missing"
+            raise ModelError(f"{file.path}: the tensor {name!r} of the MTP head {has}; expected shape {shape}")
     return config
 
 
@@ -70,10 +101,10 @@ class Facts:
     several kinds need, by layer where it may differ by layer.
 
     ``numbers``: the layers' numbers in the whole model, of which the file may be a part (kit.gguf.cut); rules by period count
-    these.
+    these. ``heads``: of the layers that predict further tokens, which attend, these are among them.
     """
 
-    def __init__(self, file, family, vocabulary: int = 0):
+    def __init__(self, file, family, vocabulary: int = 0, heads: int = 0):
         self.vocabulary = vocabulary
         self.file, self.keys, self.stored = file, (keys := ModelKeys(file)), getattr(file, "tensors", ())
         if family.qk_norm == "stored":
@@ -85,14 +116,15 @@ class Facts:
             )
         blocks = keys.count("block_count", most=MAX_LAYERS)
         self.count = blocks - keys.count("nextn_predict_layers", 0, most=blocks - 1)  # those predict further tokens
+        model, self.count = self.count, self.count + heads
         self.numbers, self.whole = parts_of(file, self.count)
         least = 0 if family.alone or family.skipping else 1
         self.heads = keys.by_layer("attention.head_count", self.count, least=least)
         self.kv_heads = keys.by_layer("attention.head_count_kv", self.count, self.heads, least)
         every = keys.count("full_attention_interval", family.period) if family.recurrent else 0
         self.recurrent = [
-            bool(family.recurrent) and (not kv_heads or (every > 0 and (number + 1) % every > 0))
-            for number, kv_heads in zip(self.numbers, self.kv_heads, strict=True)
+            bool(family.recurrent) and place < model and (not kv_heads or (every > 0 and (number + 1) % every > 0))
+            for place, (number, kv_heads) in enumerate(zip(self.numbers, self.kv_heads, strict=True))
         ]
         self.head_dim = keys.count("attention.key_length", max(1, self.hidden_size // max(1, *self.heads)), least=1)
         self.experts = keys.count("expert_count", 0)

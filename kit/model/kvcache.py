@@ -25,6 +25,9 @@ class Positions:
     def __init__(self, context: int, dtype: str, bytes_per_position: int, fixed_bytes: int = 0):
         self.context, self.dtype, self.bytes_per_position, self.fixed_bytes = context, dtype, bytes_per_position, fixed_bytes
         self.length = self.passes = 0
+        self.kept: torch.Tensor | None = (
+            None  # of each position the state before it, for an MTP head: (context + 1, hidden size)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +63,22 @@ class SequenceCache(Positions):
     def can_be_cut(self) -> bool:
         """Whether ``truncate`` can drop the last positions: no layer has a fixed state."""
         return not self.fixed_bytes
+
+    def keep_states(self, size: int) -> None:
+        """Keep the ``size`` numbers of each position from now on that an MTP head reads at the next. ModelError where some of
+        the positions held were not kept."""
+        if self.kept is None and self.length:
+            raise ModelError(
+                "an MTP head needs the state of every position, and this cache holds some that were read without it: begin "
+                "with a new cache"
+            )
+        if self.kept is None:
+            self.kept = _reserve(self.context + 1, 4 * size).view(torch.float32)
+
+    def keep(self, state: torch.Tensor, tokens: int) -> None:
+        """Keep the states of the last of so many ``tokens`` after the positions held."""
+        end = self.length + tokens + 1
+        self.kept[end - len(state) : end] = state
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k and v (tokens, kv_heads, head_dim) of a layer after the positions held; ``advance`` ends the pass, when every
@@ -97,7 +116,7 @@ class SequenceCache(Positions):
 
     def take(self, other: "SequenceCache") -> None:
         """Hold what ``other``, a cache of the same model and type, holds."""
-        self.length, self.passes = other.length, other.passes
+        self.length, self.passes, self.kept = other.length, other.passes, None
         for mine, theirs in zip(self._own, other._own, strict=True):
             mine.take(theirs, self.length)
 

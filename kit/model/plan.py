@@ -9,6 +9,7 @@ from kit.cpu.linear import Activations
 from kit.cpu.operations import Recording
 from kit.gguf.formats import FORMATS
 from kit.gguf.names import blocks_of, find_tensor, layer_of
+from kit.model.config import HeadConfig
 from kit.model.forward import Ops, forward, matrices, scaled
 from kit.model.layers.mixture import of_tokens
 from kit.model.layers.ngrams import TABLE
@@ -38,7 +39,7 @@ class Plan(Ops):
     addresses.
     """
 
-    tokens = 1
+    tokens, keeps = 1, True
 
     def __init__(self, model, cache):
         super().__init__(model)
@@ -52,7 +53,8 @@ class Plan(Ops):
         self._hashed: list = []  # of a layer with a table of experts: (its number, network, blocks)
         self._embedded: dict = {}  # step -> the blocks of which it takes a token's row, and the token's place
         self._mixtures, self._uses = [], []  # what kit.model.parts needs to know of each layer's experts
-        self._logits = forward(self, self.config, slice(None))
+        self.given = self.kept = None  # what an MTP head reads of the positions before, and what it, or the model, leaves
+        self._logits = forward(self, self.config, slice(-1 if isinstance(self.config, HeadConfig) else 0, None))
         self._cache = None
         for step, set_ in self._choices.items():  # now that no step is added, and none moves
             self.program.chosen(step, set_)
@@ -168,6 +170,13 @@ class Plan(Ops):
         step = self.do("add", x, y, factor=factor)
         if y.data_ptr() in self._biases:
             self._sets.append((step, "y", *self._biases[y.data_ptr()]))
+
+    def keep(self, state):
+        self.kept = state
+
+    def before(self):
+        self.given = self.new(self.tokens, self.config.hidden_size)
+        return self.given
 
     def zeros(self, x):
         y = self.new(*x.shape)

@@ -73,12 +73,13 @@ class Transformer(Shown):
     recorded program (kit.model.plan); if that is impossible, ``unplanned`` is the reason.
     """
 
+    reads = staticmethod(read_config)
     ops = CpuOps  # what carries out a pass; a finding may put a subclass in its place
 
     def __init__(self, weights, attention="fused", linear=None, max_context=None, kv_dtype="float32"):
         weights = weights if hasattr(weights, "trace") else Weights(weights)
         self.weights, self.trace, self.file = weights, weights.trace, weights.file
-        self.config = read_config(self.file)
+        self.config = self.reads(self.file)
         self.max_context = self.config.context if max_context is None else max_context
         if not 1 <= self.max_context <= self.config.context:
             limit = self.config.context
@@ -218,7 +219,7 @@ class Transformer(Shown):
             elif cache.length and several:
                 plan = self._plan_of_several(cache, len(tokens))
             if plan:
-                logits = plan.step(tokens[0], cache.length) if len(tokens) == 1 else plan.steps(tokens, cache.length)
+                logits = self._planned(plan, tokens, cache)
             else:
                 logits = forward(self.ops(self, tokens, cache), self.config, wanted)
             self._check_finite(logits)  # torch's other threads would wait for the kit's, which look for work a while
@@ -227,6 +228,14 @@ class Transformer(Shown):
         self._unread = []
         cache.advance(len(tokens))
         self.trace.add("token", start, time.perf_counter_ns(), nbytes=cache.nbytes, outcome="planned" if plan else "")
+        return logits
+
+    def _planned(self, plan, tokens, cache):
+        if plan.given is not None:
+            plan.given.copy_(cache.kept[cache.length :][: len(tokens)])
+        logits = plan.step(tokens[0], cache.length) if len(tokens) == 1 else plan.steps(tokens, cache.length)
+        if cache.kept is not None and plan.kept is not None:
+            cache.keep(plan.kept, len(tokens))
         return logits
 
     def _plan(self, cache):

@@ -2,6 +2,7 @@
 
 import click
 
+from kit.model.architectures import ARCHITECTURES
 from kit.products import PRODUCTS
 from kit.units import to_json
 
@@ -38,7 +39,7 @@ _WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
 @click.option(
     "--routes", type=click.Path(dir_okay=False), metavar="FILE", help="Record which experts are used, for kit experts."
 )
-@click.option("--draft", metavar="FILE", help="ngram, or the file of a smaller model that drafts tokens; see above.")
+@click.option("--draft", metavar="FILE", help="ngram, mtp, or the file of a smaller model that drafts tokens; see above.")
 @click.option("--draft-max", default=4, show_default=True, type=click.IntRange(1, 8), help="The most tokens of a draft.")
 @click.option("--by-depth", is_flag=True, help="Then time a token after 64 to 128K positions, by kind of layer.")
 @click.option("--ignore-end", is_flag=True, help="Continue after the model's end-of-text token.")
@@ -81,6 +82,7 @@ def command(
     --draft small.gguf    let a smaller model with the same vocabulary propose tokens, which this model verifies several at a
                           time. Greedy answers stay the same, drawn ones have the same distribution
             ngram         propose what followed the last tokens when the prompt or the answer had them before
+            mtp           let the MTP head of the file propose tokens (HEADS)
     The last line says how many tokens were accepted, and the speed with and without. A draft that loses is switched off.
 
     \b
@@ -213,6 +215,7 @@ def command(
 
 
 command.help = command.help.replace("PRODUCTS", f"\n{'':13}".join(f"{row.linear:12} {row.help}" for row in PRODUCTS.values()))
+command.help = command.help.replace("HEADS", ", ".join(name for name, row in ARCHITECTURES.items() if row.head))
 
 
 def _depths(opened, linear, kv):
@@ -237,7 +240,7 @@ def _idle(asked: set, temperature: float) -> dict[str, str]:
     if temperature == 0:
         idle |= dict.fromkeys(("top_k", "top_p", "seed"), "at --temperature 0 (the most likely token)")
     if "draft" not in asked:
-        idle["draft_max"] = "without a draft: add --draft ngram or --draft FILE"
+        idle["draft_max"] = "without a draft: add --draft ngram, --draft mtp or --draft FILE"
     if "chat" not in asked:
         idle |= dict.fromkeys(("system", "chat_template_kwargs"), "without a chat: add --chat")
     return idle | {"chat": "on token ids: give the text with -p"} if "tokens" in asked else idle

@@ -8,7 +8,7 @@ from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.drafts.predicted import Costs
 from kit.lab.engines.bounds_of import Roof
 from kit.lab.predicting.remembered import held
-from kit.model.drafts import MOST, Drafter
+from kit.model.drafters import MOST, Drafter
 from kit.model.generate import Sampler
 from kit.products import PRODUCTS
 
@@ -49,8 +49,11 @@ def verification(model, cache, tokens: Sequence[int], most: int = MOST, rounds: 
     return taken[1:]
 
 
-def drafting(drafter: Drafter, tokens: Sequence[int], rounds: int = ROUNDS) -> tuple[float, float]:
+def drafting(model, drafter: Drafter, tokens: Sequence[int], rounds: int = ROUNDS) -> tuple[float, float]:
     """Seconds of (a drafted token, the rest of a draft) as ``tokens`` grows by two a draft, as if one of each were taken."""
+    cache = model.new_cache()
+    drafter.follow(model, cache)
+    model.step(tokens, cache)  # an MTP head reads what the model left
     taken: dict[int, list[float]] = {count: [] for count in _DRAFTS}
     end = len(tokens) - 2 * len(_DRAFTS) * (rounds + 1)
     for _ in range(rounds + 1):

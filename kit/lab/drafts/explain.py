@@ -10,7 +10,8 @@ from kit.gguf.sources import model_name
 from kit.lab.drafts import costs, heads, passages, predicted
 from kit.lab.engines import bounds_of
 from kit.lab.measuring.busy import Busy, watching
-from kit.model.drafts import MOST, Drafting, drafter_of, passes
+from kit.model.drafters import MOST, drafter_of
+from kit.model.drafts import Drafting, passes
 from kit.model.generate import Sampler
 from kit.model.hyperparameters import read_config
 
@@ -27,7 +28,7 @@ def explain(name: str, draft: str, say: Callable[[str], None] = lambda text: Non
         if draft == "mtp" and head is None:
             raise ModelError(f"{file.path}: it has no MTP head: give ngram, or the file of a smaller model")
         data = {"file": model_name(name), "draft": model_name(draft), "drafted": DRAFTED, "head": head}
-        if draft == "mtp":
+        if draft == "mtp" and not heads.runs(file):
             return data | {"curve": [], "costs": None, "passages": []} | Busy().facts
         busy = Busy()
         with watching(busy):
@@ -45,7 +46,7 @@ def measured(file, draft, say: Callable[[str], None] = lambda text: None, tokens
     cache = model.new_cache()
     model.step(texts["prose"], cache)
     cost = costs.typical(costs.verification(model, cache, texts["prose"]))
-    each, rest = costs.drafting(drafter, texts["code"])
+    each, rest = costs.drafting(model, drafter, texts["code"])
     cost = cost._replace(draft=each, catch_up=rest)
     curve = [
         bound | {"measured": seconds, "times": seconds / cost.plain}
@@ -66,13 +67,13 @@ def measured(file, draft, say: Callable[[str], None] = lambda text: None, tokens
 
 
 def answered(model, drafter, ids, tokens: int) -> tuple[Drafting, list[tuple[int, float]]]:
-    """(what drafts gave in an answer of up to so many tokens, tokens and seconds of each pass over a draft whose size ran
-    before). A draft that loses stays."""
+    """(what drafts gave in an answer of up to so many tokens, tokens and seconds of each pass over a draft where nothing
+    was made for the first time). A draft that loses stays."""
     told, cache = Drafting(drafter.name, drafter.nbytes, stays=True), model.new_cache()
     ends, done, each, sizes = model.tokenizer.end_tokens, 0, [], {len(ids)}
     for new, seconds, count in passes(model, cache, ids, Sampler(), drafter, DRAFTED, ends, tokens, told):
         done += len(new)
-        if count > 1 and count in sizes and done > 1:
+        if count > 1 and count in sizes and done > 1 and drafter.settled:
             each.append((len(new), seconds))
         sizes.add(count)
         if done >= tokens or new[-1] in ends or cache.length == cache.context:
@@ -93,20 +94,28 @@ def _passage(name: str, told: Drafting, cost: predicted.Costs) -> dict:
         "of_all": told.acceptance,
         "tokens_per_pass": told.tokens / told.passes if told.passes else None,
         "share": share,
-        "predicted": predicted.speed_up(cost, chance, DRAFTED, share) if known else None,
+        "predicted": foreseen(cost, told, share),
         "measured": _gained(told),
         "best": drafted,
         "best_predicted": gain,
     }
 
 
+def foreseen(cost: predicted.Costs, told: Drafting, share: float = 1.0) -> float | None:
+    """The gain from costs alone, by the tokens that were counted in the passes whose time was taken; None without such."""
+    if not told.timed_passes:
+        return None
+    mean = (number / told.timed_passes for number in (told.timed, told.timed_drafted, told.timed_refused))
+    return predicted.from_counts(cost, *mean, share)
+
+
 def _gained(told: Drafting) -> float | None:
     """Tokens per second with the draft, passes for which there was none included, over those without, in turn."""
     if not told.timed or not told.plain:
         return None
-    alone = 1 / told.plain_speed
-    spent = told.drafting + told.verifying + told.idle * alone
-    return alone * (told.timed + told.idle) / spent
+    alone, share = 1 / told.plain_speed, told.passes / (told.passes + told.idle)
+    spent = share * (told.drafting + told.verifying) / told.timed_passes + (1 - share) * alone
+    return alone * (share * told.timed / told.timed_passes + 1 - share) / spent
 
 
 def without_times(data: dict) -> dict:

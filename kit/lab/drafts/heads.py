@@ -1,7 +1,8 @@
 """What the MTP head of a file costs, from its table of tensors: the block, the projection and the output matrix, in bytes."""
 
 from kit.gguf.names import layer_of
-from kit.gguf.uses import Use, bytes_used, predicting_layers, uses_of, uses_of_layer
+from kit.gguf.uses import bytes_used, head_uses, predicting_layers, uses_of
+from kit.model.architectures import ARCHITECTURES
 
 
 def head_of(file) -> dict | None:
@@ -14,9 +15,8 @@ def head_of(file) -> dict | None:
     layers = sorted({layer_of(name) for name in file.tensors if ".nextn." in name})
     if not layers or not predicting_layers(file):
         return None
-    own = uses_of_layer(file, layers[0])
-    matrix = _output(file, own)
-    block = bytes_used(use for use in own if use.name != matrix.name and not use.is_rows)
+    *own, matrix = head_uses(file)
+    block = bytes_used(own)
     token, draft = bytes_used(uses_of(file)), block + matrix.nbytes
     return {
         "heads": len(layers), "layer": layers[0], "block_bytes": round(block), "output": matrix.name,
@@ -25,12 +25,9 @@ def head_of(file) -> dict | None:
     }  # fmt: skip
 
 
-def _output(file, own: list[Use]) -> Use:
-    """The matrix of the head's logits: its own, the model's, or the embedding where that is the output."""
-    theirs = next((use for use in own if ".nextn.shared_head_head." in use.name), None)
-    name = next((name for name in ("output.weight", "token_embd.weight") if name in file.tensors), "")
-    info = file.tensors[name] if not theirs else None
-    return theirs or Use(name, info.elements, info.nbytes)
+def runs(file) -> bool:
+    """Whether kit runs the MTP heads of such a file."""
+    return getattr(ARCHITECTURES.get(file.architecture), "head", False)
 
 
 def _least(share: float, drafted: int) -> float | None:

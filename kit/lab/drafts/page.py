@@ -13,7 +13,8 @@ from kit.lab.drafts.predicted import Costs
 from kit.lab.measuring import arithmetic
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.synthetic.write import cached_model
-from kit.model.drafts import Drafting, drafter_of
+from kit.model.drafters import drafter_of
+from kit.model.drafts import Drafting
 from kit.system.paths import models_folder
 
 _PAIR = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
@@ -78,7 +79,7 @@ def verification(path: Path, samples: int, most: int = 8) -> list[Costs]:
 def drafting(path: Path, draft: str, samples: int) -> tuple[float, float]:
     """Seconds of a drafted token, and of the rest of a draft."""
     model = _model(path)
-    return costs.drafting(drafter_of(model, draft, 4), passages.ids_of(model, "code")[:_MOST], samples)
+    return costs.drafting(model, drafter_of(model, draft, 4), passages.ids_of(model, "code")[:_MOST], samples)
 
 
 @once_a_run

@@ -34,8 +34,17 @@ def tokens_per_pass(chance: float, drafted: int) -> float:
 
 def speed_up(costs: Costs, chance: float, drafted: int, share: float = 1.0) -> float:
     """Tokens per second with a draft over those without. ``share``: of passes for which there is a draft."""
-    spent = costs.catch_up + drafted * costs.draft + costs.verify[drafted] + costs.back * (1 - chance**drafted)
-    gained = share * tokens_per_pass(chance, drafted) + 1 - share
+    return from_counts(costs, tokens_per_pass(chance, drafted), drafted, 1 - chance**drafted, share)
+
+
+def from_counts(costs: Costs, tokens: float, drafted: float, refused: float, share: float = 1.0) -> float:
+    """The same where the ``tokens`` of a pass were counted, of a draft of so many ``drafted`` ones (a mean), and the share of
+    passes that ``refused`` one: a text whose tokens are easy in some places and hard in others gives other numbers than one
+    chance for all."""
+    few = int(drafted)
+    more = costs.verify[min(few + 1, costs.most)] - costs.verify[few]
+    spent = costs.catch_up + drafted * costs.draft + costs.verify[few] + (drafted - few) * more + costs.back * refused
+    gained = share * tokens + 1 - share
     return gained * costs.plain / (share * spent + (1 - share) * costs.plain)
 
 

@@ -1,0 +1,179 @@
+"""What proposes the tokens of a draft: text that repeats, a smaller model, or the MTP head of the file itself."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from kit.errors import ModelError
+from kit.gguf.uses import bytes_used, head_uses, uses_of
+from kit.model.hyperparameters import head_config, read_config
+from kit.model.kvcache import SequenceCache, state_of
+from kit.model.transformer import Transformer
+from kit.model.weights import Weights
+
+MOST = 8  # tokens of a draft
+
+
+class Drafter(ABC):
+    """Proposes how a sequence goes on. ``name`` is that of the option; ``nbytes``: of weights that it reads for a token."""
+
+    name = ""
+    nbytes = 0
+    settled = True  # whether the last draft made nothing for the first time, such as a recorded pass: its time counts
+
+    def follow(self, model, cache) -> None:  # noqa: B027
+        """Called before the pass over a prompt, with the model and what it will hold of the sequence. Most need neither."""
+
+    @abstractmethod
+    def propose(self, tokens: Sequence[int], count: int, sampler) -> tuple[list[int], list[torch.Tensor | None]]:
+        """Up to ``count`` tokens after all ``tokens`` of a sequence, and of each the chances (vocabulary,) by which it was
+        drawn, None for one that was certain."""
+
+
+class Ngrams(Drafter):
+    """Text that repeats: what followed the last tokens when they last came, in the prompt or in the answer."""
+
+    name, _LONGEST, _SHORTEST = "ngram", 4, 2
+
+    def __init__(self):
+        self._seen: dict[tuple[int, ...], int] = {}  # the last tokens -> what came after them, the last time
+        self._known: list[int] = []
+
+    def propose(self, tokens, count, sampler):
+        tokens = list(tokens)
+        if self._known != tokens[: len(self._known)]:
+            self._seen, self._known = {}, []
+        for end in range(len(self._known), len(tokens)):  # those before ``end`` are followed by the token there
+            for n in range(self._SHORTEST, self._LONGEST + 1):
+                if end >= n:
+                    self._seen[tuple(tokens[end - n : end])] = end
+        self._known = tokens
+        for n in range(min(self._LONGEST, len(tokens)), self._SHORTEST - 1, -1):
+            start = self._seen.get(tuple(tokens[len(tokens) - n :]))
+            if start is not None:
+                found = tokens[start : start + count]
+                while len(found) < count:  # the end of a text that repeats goes on as it began
+                    found += found[: count - len(found)]
+                return found, [None] * count
+        return [], []
+
+
+class _Decoding(Drafter):
+    """A model that decodes from a cache of its own. ``_again``: what it drafted, it reads again once it is verified."""
+
+    _again = False
+
+    def __init__(self, model):
+        self._model, self._cache, self._held, self._mark = model, model.new_cache(), [], None
+        self._sizes: set[int] = set()  # of passes that are recorded
+
+    def propose(self, tokens, count, sampler):
+        tokens, cache = list(tokens), self._cache
+        if len(tokens) + count > cache.context:
+            return [], []
+        same = next((n for n, (a, b) in enumerate(zip(self._held, tokens, strict=False)) if a != b), None)
+        same = min(len(self._held), len(tokens)) if same is None else same
+        same = min(same, len(tokens) - 1)  # the last is always read, for the logits after it
+        if same < cache.length:
+            if cache.can_be_cut:
+                cache.truncate(same)
+            elif self._mark and self._mark[0] <= same:
+                cache.back_to(self._mark)
+            else:
+                cache.truncate(0)
+        rest = tokens[cache.length :]
+        few = 1 < len(rest) <= MOST + 1 and cache.length > 0  # by a recorded pass
+        logits = self._model.verify(rest, cache).logits[-1] if few else self._model.step(rest, cache)
+        self._mark = None if cache.can_be_cut else cache.mark()
+        sizes = {len(rest) if few else len(rest) == 1, count > 1}  # 1 and True: of one token; a prompt, 0, is read once
+        self.settled = sizes <= self._sizes | {0} and (few or len(rest) == 1)
+        self._sizes |= sizes
+        drafted, chances = [], []
+        while True:
+            chance = None if sampler.temperature == 0 else sampler.chances(logits)
+            token = int(logits.argmax()) if chance is None else sampler.draw(chance)
+            drafted.append(token)
+            chances.append(chance)
+            if len(drafted) == count:
+                self._held = tokens if self._again else [*tokens, *drafted[:-1]]
+                return drafted, chances
+            logits = self._model.step([token], cache)
+
+
+class Smaller(_Decoding):
+    """Another model with the same vocabulary. ModelError where it is not one for ``model``."""
+
+    def __init__(self, model, draft):
+        file = draft if hasattr(draft, "tensors") else Weights(draft).file
+        check_pair(model.file, file)
+        context = min(model.max_context, read_config(file).context)
+        super().__init__(Transformer(Weights(file), linear="fused-int8", max_context=context))
+        self.name, self.nbytes = Path(str(file.path)).name, round(bytes_used(uses_of(file)))
+
+
+class HeadModel(Transformer):
+    """The first MTP head of a file, as a model of one layer, which reads what the model kept of the positions before."""
+
+    reads = staticmethod(head_config)
+
+    def new_cache(self, context=None):
+        context = context or self.max_context
+        own = state_of(self.config.layers[-1].mixer, context, self.kv_dtype)
+        return SequenceCache([own] * len(self.config.layers), context, self.kv_dtype)
+
+
+class Head(_Decoding):
+    """The MTP head of the model's file: one layer after the model's last, whose drafted tokens it reads again with the states
+    that the model has found for them. ModelError where the file has none, or one that kit does not run."""
+
+    name, _again = "mtp", True
+
+    def __init__(self, model):
+        super().__init__(HeadModel(Weights(model.file), linear="fused-int8", max_context=model.max_context))
+        self.nbytes = round(bytes_used(head_uses(model.file)))
+
+    def follow(self, model, cache):
+        cache.keep_states(model.config.hidden_size)
+        if self._cache.kept is not cache.kept:
+            self._cache.truncate(0)
+            self._held, self._cache.kept = [], cache.kept
+
+
+def check_pair(target, draft) -> None:
+    """ModelError unless the file ``draft`` can draft for the file ``target``: a smaller model whose tokens are the same."""
+    if any("nextn." in name for name in draft.tensors) and "blk.0.attn_norm.weight" not in draft.tensors:
+        raise ModelError(f"{draft.path}: an MTP head without its model, which kit does not run")
+    size, own = (sum(info.nbytes for info in file.tensors.values()) for file in (target, draft))
+    if own >= size:
+        raise ModelError(f"{draft.path}: a draft of {own:,} bytes for a model of {size:,} cannot pay: give a smaller one")
+    for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre"):
+        theirs, mine = (file.metadata.get(key) for file in (target, draft))
+        if theirs != mine:
+            raise ModelError(f"{draft.path}: another vocabulary than {target.path}: {key} is {mine!r}, there {theirs!r}")
+    theirs, mine = (file.metadata.get("tokenizer.ggml.tokens") for file in (target, draft))
+    if theirs is None or mine is None:
+        sizes = [file.tensors["token_embd.weight"].shape[0] for file in (target, draft)]
+        if sizes[0] != sizes[1]:
+            raise ModelError(f"{draft.path}: another vocabulary than {target.path}: {sizes[1]} tokens, there {sizes[0]}")
+        return
+    theirs, mine = list(theirs), list(mine)
+    if len(theirs) != len(mine):
+        raise ModelError(f"{draft.path}: another vocabulary than {target.path}: {len(mine)} tokens, there {len(theirs)}")
+    if theirs != mine:
+        n = next(n for n, two in enumerate(zip(theirs, mine, strict=True)) if two[0] != two[1])
+        raise ModelError(f"{draft.path}: another vocabulary than {target.path}: token {n} is {mine[n]!r}, there {theirs[n]!r}")
+
+
+def drafter_of(model, draft, most: int) -> Drafter:
+    """The drafter that ``draft`` names: "ngram", "mtp", or a file; a Drafter is itself."""
+    if not 1 <= most <= MOST:
+        raise ModelError(f"a draft of {most} tokens is not possible: give 1 to {MOST}")
+    if isinstance(draft, Drafter):
+        return draft
+    if draft == "ngram":
+        return Ngrams()
+    if draft == "mtp":
+        return Head(model)
+    return Smaller(model, draft)
