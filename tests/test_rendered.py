@@ -2,16 +2,21 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import model_files
 import pandas as pd
 import pytest
 
 import kit
-from kit.lab.explaining import depth, opportunities, sentences
+from kit.lab.explaining import answer, depth, opportunities, sentences
+from kit.lab.explaining.measured_ways import Measured
 from kit.lab.explaining.opportunities import Opportunity
 from kit.lab.explaining.study import Study
+from kit.lab.explaining.to_measure import earlier
 from kit.lab.measuring import machine
+from kit.lab.measuring.measurements import Reading
+from kit.lab.predicting.ways import BLOCK_WAYS
 from kit.units import format_bytes, format_rate, format_seconds
 
 PACKAGE = Path(kit.__file__).parent
@@ -147,3 +152,22 @@ def test_the_table_of_rounding_has_whole_names_in_80_columns():
     lines = sentences.rounding(data).splitlines()
     assert max(map(len, lines)) <= 80 and "1,024 positions" in lines[0] and lines[1].split()[0] == "way"
     assert [line.split()[0] for line in lines[2:]] == ["exact", "int16", "int8"] and "..." not in "".join(lines)
+
+
+def test_a_time_of_a_busy_page_makes_the_page_that_takes_it_busy(said, monkeypatch):
+    """Page 07 said "busy, not a comparison", and the front page gave the same times as shares of the limit, with advice."""
+    _, _, study = said
+    seen, row = [], Reading("blocks, exact products", "", (0.1, 0.1), others=1.64, by="07_memory_frontier", machine="")
+    monkeypatch.setattr("kit.lab.measuring.busy.Busy.seen", lambda self, others: seen.append(others))
+    store = SimpleNamespace(known=lambda label, *given, **how: row if label == row.way else None)
+    given = {"file": study.file, "predictions": study.predictions, "busy": study.busy, "cut": ()}
+    taken = earlier(SimpleNamespace(store=store, by="09", **given))
+    assert len(taken) == 1 and seen == [1.64]
+
+
+def test_a_way_that_is_not_the_fastest_is_in_the_table(said, monkeypatch):
+    """int8 had a row only where it was the fastest."""
+    _, _, study = said
+    for number, way in enumerate(BLOCK_WAYS, start=1):
+        monkeypatch.setitem(study.measured, way, Measured(way, (number * 1e-6,) * 3))
+    assert {row.name for row in answer.table(answer.of(study))} >= {"exact", "int16", "int8"}

@@ -122,7 +122,7 @@ class Conclusion:
             change = {"way": best.name, "times": default.seconds / best.seconds}
             change["rounds"] = quality.PRECISIONS[best.way.precision].told
         exact = next((each for each in self.ways if each.way.precision == "float32"), None)
-        others = (next((each for each in self.ways if each.way == way), None) for way in BLOCK_WAYS[1:-1])
+        others = (next((each for each in self.ways if each.way == way), None) for way in BLOCK_WAYS[1:])
         plain = [
             each._asdict()
             | {"way": each.way.linear, "holds": each.way.holds, "precision": each.way.precision}

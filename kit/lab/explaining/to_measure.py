@@ -83,6 +83,7 @@ def earlier(study) -> dict[Way, Measured]:
         reading = study.store.known(_label(study, way), digest, busy=True)
         if reading and reading.by != study.by:
             taken[way] = Measured(way, reading.samples, others=reading.others)
+    study.busy.seen(max((each.others for each in taken.values()), default=0.0))  # what was busy then is no comparison now
     return taken
 
 
