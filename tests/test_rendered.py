@@ -150,7 +150,7 @@ def test_the_table_of_rounding_has_whole_names_in_80_columns():
     row = {"perplexity": 4.68, "perplexity_error": 0.67, "ratio": 1.0, "ratio_error": 2e-3, "kl": 2.4e-08, "kl_error": 3e-09}
     data = pd.DataFrame([row | {"same": 0.999, "tokens": 1024.0, "command": "--linear fused-int16"}] * 3, index=names)
     lines = sentences.rounding(data).splitlines()
-    assert max(map(len, lines)) <= 80 and "1,024 positions" in lines[0] and lines[1].split()[0] == "way"
+    assert max(map(len, lines)) <= 80 and "1,024 positions" in lines[0] and lines[1].split()[0] == "precision"
     assert [line.split()[0] for line in lines[2:]] == ["exact", "int16", "int8"] and "..." not in "".join(lines)
 
 

@@ -214,7 +214,7 @@ def rounding(data) -> str:
         return f"{title}\n{paragraph(f'Not measured: {data}')}"
     title += f" ({int(data.tokens.iloc[0]):,} positions, one standard error)"
     narrow = quality.with_errors(data).rename(columns={"KL to float32 (nats)": "KL (nats)"}).drop(columns="kit perplexity")
-    return f"{title}\n{as_text(narrow.rename(index=answer_table.SHORT).rename_axis('way'))}"
+    return f"{title}\n{as_text(narrow.rename(index=answer_table.SHORT).rename_axis('precision'))}"
 
 
 def _tables(study, everything, rows, table, more):
