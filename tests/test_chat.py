@@ -258,3 +258,27 @@ def test_a_message_without_content_renders(name):
             told = chat.render(file, messages)
             assert told == right or told == outcome(chat.render, file, [*map(chat._message, messages)])
             assert "None" not in told
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_content_of_text_parts_renders(name):
+    """As OpenAI's clients write it: two of three templates know texts alone, and were asked to join a text and a list."""
+    file, texts = file_with(TEMPLATES[name]), ["Wo liegt Zürich?", "In Asien?"]
+    parts = [{"type": "text", "text": text} for text in texts]
+    told, right = (outcome(chat.render, file, [USER | {"content": content}]) for content in (parts, "\n".join(texts)))
+    assert (told is None) == (right is None)
+    assert told is None or all((text in told) == (text in right) for text in [*texts, "'text'", '"text"'])
+    assert outcome(chat.render, file, (each for each in [USER])) == outcome(chat.render, file, [USER])
+
+
+@pytest.mark.parametrize("messages, says", [
+    ("hi", "a list of dicts"), (None, "a list of dicts"), (USER, "a list of dicts"), (b"hi", "a list of dicts"),
+    ([USER, "hi"], "message 2 .* no dict"), ([None], "message 1 .* no dict"), ([{"content": "hi"}], "message 1 .* no role"),
+    ([USER | {"role": None}], "no role"), ([USER | {"role": 1}], "no role"), ([USER | {"content": 5}], "not int"),
+    ([USER | {"content": b"hi"}], "not bytes"), ([USER | {"content": {"a"}}], "not set"),
+])  # fmt: skip
+def test_what_is_no_conversation_is_named(messages, says):
+    """A template may leave such a message out in silence, or end in a traceback."""
+    with pytest.raises(ModelError, match=says) as caught:
+        chat.render(file_with("{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"), messages)
+    assert "\n" not in str(caught.value)

@@ -5,7 +5,7 @@ A template sees what transformers' apply_chat_template shows it and renders to t
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 
@@ -32,7 +32,8 @@ def render(file, messages: Sequence[dict], tools: Sequence[dict] | None = None, 
     """The conversation as text, with the marks of its turns.
 
     ``tools``: JSON schemas of functions. ``variables``: what else the template reads (enable_thinking=False).
-    Raises ModelError for a file without a template, and for a template that refuses this conversation.
+    A content that is None, or a list of texts, is one text for templates that know no other.
+    Raises ModelError for a file without a template, for a template that refuses this conversation, and for what is none.
     """
     template = _template(file, tools)
     given = {"tools": tools, "documents": None, "add_generation_prompt": True} | named(file) | variables
@@ -40,10 +41,12 @@ def render(file, messages: Sequence[dict], tools: Sequence[dict] | None = None, 
     def rendered(messages):
         return _environment().from_string(template).render({"messages": [_message(each) for each in messages]} | given)
 
-    if any(message.get("content", "") is None for message in messages):  # a call of a tool has none, as OpenAI's servers say
+    messages = _checked(file, messages)
+    if (plain := [message | _plain(message) for message in messages]) != messages:
         with suppress(Exception):
-            return rendered(messages)
-        messages = [message | {"content": ""} if message.get("content") is None else message for message in messages]
+            if _says(text := rendered(messages), messages):
+                return text
+        messages = plain
     with _refusals(file):
         return rendered(messages)
 
@@ -80,6 +83,45 @@ def _refusals(file):
         reason = " ".join((str(error) or type(error).__name__).split())
         remedy = "write the marks of the turns into the prompt"
         raise ModelError(f"{file.path}: the chat template rejects this conversation: {reason}; {remedy}") from None
+
+
+def _checked(file, messages) -> list[dict]:
+    """The messages as a list; ModelError for one that no program takes, which some templates would leave out in silence."""
+    if isinstance(messages, dict | str | bytes) or not isinstance(messages, Iterable):
+        raise ModelError(f"{file.path}: messages is a list of dicts with role and content, not {type(messages).__name__}")
+    messages = list(messages)
+    for number, message in enumerate(messages, 1):
+        wrong = f"{file.path}: message {number} of the conversation"
+        if not isinstance(message, dict):
+            raise ModelError(f"{wrong} is no dict with role and content, but {type(message).__name__}")
+        if not isinstance(message.get("role"), str):
+            raise ModelError(f"{wrong} has no role: system, user, assistant or tool")
+        if not isinstance(content := message.get("content"), str | list | tuple | dict | None):
+            raise ModelError(f"{wrong}: content is a text or a list of parts, not {type(content).__name__}")
+    return messages
+
+
+def _plain(message: dict) -> dict:
+    """The content as one text: none is empty, as in a call of a tool; of a list of texts the lines, as llama.cpp has them."""
+    if message.get("content", "") is None:
+        return {"content": ""}
+    return {"content": "\n".join(texts)} if (texts := _texts(message)) else {}
+
+
+def _texts(message: dict) -> list[str]:
+    """The texts of a content that is a list of nothing else."""
+    content = message.get("content")
+    parts = content if isinstance(content, list | tuple) else []
+    texts = [each["text"] for each in parts if isinstance(each, dict) and each.get("type") == "text" and "text" in each]
+    return [str(text) for text in texts] if len(texts) == len(parts) else []
+
+
+def _says(text: str, messages) -> bool:
+    """Whether a template wrote the texts of lists: neither left them out nor wrote the list as Python or JSON has it."""
+    lists = [(each["content"], texts) for each in messages if (texts := _texts(each))]
+    return all(part.strip() in text for _, texts in lists for part in texts) and not any(
+        form in text for content, _ in lists for form in (str(content), json.dumps(content, ensure_ascii=False))
+    )
 
 
 def _message(message: dict) -> dict:
