@@ -1,8 +1,10 @@
 """What surrounds a command: a terminal's letters, a folder's files, options and files with nothing in them, threads."""
 
+import copy
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -216,11 +218,23 @@ def test_threads_that_share_a_model_take_turns(llama):
     ("registry.ollama.ai/library/llama3", "called ollama:llama3"), ("llama3", "ollama:llama3"), ("qwen2.5", "kit models lists"),
     ("file:///a%20b/c.gguf", "name the file itself, /a b/c.gguf"),
     ("file://localhost/c.gguf", "name the file itself, /c.gguf"), ("https://x.org/c.gguf", "download it first"),
+    ("ai/smollm2", "as Docker Model Runner has it"), ("ai/smollm2:135M-Q4_K_M", "as Docker Model Runner has it"),
+    ("docker.io/ai/gemma3", "as Docker Model Runner has it"), ("docker://ai/gemma3", "as Docker Model Runner has it"),
 ])  # fmt: skip
 def test_a_name_that_others_take_gets_a_hint(name, says):
     with pytest.raises(KitError) as error:
         sources.resolve(name)
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, pickle.dumps], ids=["deepcopy", "pickle"])
+def test_what_cannot_be_copied_says_what_to_do(llama, again):
+    """A model points into its file's map: a lock of it was named."""
+    model = kit.Transformer(llama)
+    for each in (model, model.weights):
+        with pytest.raises(TypeError, match=r"Weights cannot be copied or pickled: .*open the file again"):
+            again(each)
+    assert again(model.config)
 
 
 @pytest.mark.parametrize("around", ["'{}'", '"{}"', "{} ", " {}", "\u201c{}\u201d", "`{}`"])
@@ -260,6 +274,8 @@ def _archive(*names):
     (b"\x02\x01\x00\x00\x13\x00\x00\x00blk.0.attn_q.weight" + bytes(40), "an importance matrix"),
     (b"\x00\x01\x00\x00\x06\x00\x00\x00output" + bytes(40), "an importance matrix"),
     (b"SQLite format 3\0" + bytes(60), "an SQLite database"), (b"%PDF-1.7", "a PDF"), (b"\x7fELF" + bytes(60), "a program"),
+    (b"\x1c\0\0\0TFL3" + bytes(60), "a TensorFlow Lite model"), (b"tjgg\3" + bytes(60), "a model in GGJT"),
+    (b"\xff\xd8\xff\xe0" + bytes(60), "a picture"), (b"\x89PNG\r\n" + bytes(60), "a picture"),
 ])  # fmt: skip
 def test_what_a_file_is_that_is_no_model_is_said(tmp_path, head, says):
     (tmp_path / "x").write_bytes(head)

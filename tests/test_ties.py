@@ -1,10 +1,12 @@
 """Equal scores of a router: every pass takes the lowest number first, so a prompt and what follows meet the same experts."""
 
 import family_files
+import kind_files
 import llama_cpp
 import model_files
 import numpy as np
 import pytest
+import row_files
 import torch
 
 import kit
@@ -14,9 +16,26 @@ from kit.model.cpu_ops import best_experts
 from kit.model.layers.mixture import Routing
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 500, 150)]
-MIXTURES = {
-    **dict.fromkeys(("tiny-qwen3moe", "tiny-gpt-oss", "granitemoe", "glm4moe", "tiny-deepseek2", "qwen3next"), model_files),
-    **dict.fromkeys(("lfm2moe", "gemma4-mixture", "olmoe", "minimax-m2", "bailingmoe2", "nemotron_h_moe"), family_files),
+
+
+def routers(tensors):
+    """Names of the matrices that score a file's experts."""
+    return [name for name, tensor in tensors.items() if "ffn_gate_inp." in name and tensor.ndim == 2]
+
+
+def mixes(row):
+    """Whether a model of the table has a layer with experts."""
+    return "expert_count" in row.more and row.more.get("leading_dense_block_count", 0) < row.layers
+
+
+MIXTURES = {  # every family of the tests' tables whose file has a router
+    **{name: model_files for name, row in (model_files.MODELS | model_files.FAMILIES).items() if mixes(row)},
+    **{
+        name: files
+        for files in (family_files, row_files, kind_files)
+        for name in files.FILES
+        if routers(files.FILES[name]().tensors)
+    },
 }
 
 
@@ -24,24 +43,28 @@ def errors(got, right):
     return float((((got - right) ** 2).mean(-1).sqrt() / right.std(-1)).max())
 
 
-def tied(source, folder, rows):
-    """A copy of a file whose routers have equal ``rows`` (weights, biases of scores and of the choice)."""
+def tied(folder, name, rows):
+    """A file of a family whose routers have equal ``rows`` (weights, biases of scores and of the choice)."""
 
     def change(metadata, tensors):
-        routers = [name for name in tensors if "ffn_gate_inp." in name and tensors[name].ndim == 2]
-        assert routers
-        for name in routers:
-            biases = (name.replace("weight", "bias"), name.replace("ffn_gate_inp.weight", "exp_probs_b.bias"))
-            for each in (name, *biases):
+        assert routers(tensors)
+        for router in routers(tensors):
+            layer = router.partition("ffn_gate_inp")[0]
+            for each in (router, *(f"{layer}{bias}" for bias in ("ffn_gate_inp.bias", "exp_probs_b.bias", "exp_probs_b"))):
                 if each in tensors:
-                    tensors[each][rows] = tensors[each][rows].mean(0) * (3 if each == name else 1)  # they are often chosen
+                    tensors[each][rows] = tensors[each][rows].mean(0) * (3 if each == router else 1)  # they are often chosen
 
-    return model_files.rewrite(source, folder / f"tied-{len(rows)}-{source.name}", change)
+    path, files = folder / f"tied-{len(rows)}-{name}.gguf", MIXTURES[name]
+    if files is model_files:
+        return model_files.rewrite(model_files.write(folder, name), path, change)
+    file = files.FILES[name]()
+    change(file.metadata, file.tensors)
+    return file.write(path)
 
 
 @pytest.mark.parametrize("name, rows", [*((name, [1, 2, 3]) for name in MIXTURES), ("tiny-qwen3moe", [0, 1, 2, 3])])
 def test_a_prompt_and_a_recorded_pass_choose_the_same_of_equal_experts(folder, name, rows):
-    path = tied(MIXTURES[name].write(folder, name), folder, rows)
+    path = tied(folder, name, rows)
     model, other = kit.Transformer(path), kit.Transformer(path)
     other.unplanned = "asked for by a test"
     at_once, steps = model.logits(TOKENS[:24]), {}
@@ -57,7 +80,7 @@ def test_a_prompt_and_a_recorded_pass_choose_the_same_of_equal_experts(folder, n
 
 
 def test_three_equal_rows_give_llama_cpps_logits(folder):
-    path = tied(model_files.write(folder, "tiny-qwen3moe"), folder, [1, 2, 3])
+    path = tied(folder, "tiny-qwen3moe", [1, 2, 3])
     theirs = torch.from_numpy(llama_cpp.logits(path, TOKENS[:30]))
     assert errors(kit.Transformer(path).logits(TOKENS[:30]), theirs) < 1e-4
 

@@ -23,6 +23,7 @@ KINDS = (  # first bytes -> what it is, what to do
     (rb"\x93NUMPY", "an array of numpy (npy)", _MODEL),
     (rb"SQLite format 3", "an SQLite database", _MODEL),
     (rb"%PDF", "a PDF", _MODEL),
+    (rb"\xff\xd8\xff|\x89PNG|GIF8", "a picture", _MODEL),
     (rb"\x7fELF|MZ.{58}|\xcf\xfa\xed\xfe", "a program or library", _MODEL),
     (rb".{2}\x00\x00.\x00\x00\x00(blk\.|output|token_embd)", "an importance matrix (imatrix)", _IMATRIX),
     (rb"\x08.{0,40}(onnx|pytorch|ir_version)", "an ONNX model", "download the model as GGUF"),
@@ -30,6 +31,7 @@ KINDS = (  # first bytes -> what it is, what to do
     (rb".{2,4}\x00{4,6}\s*\{\s*[\"}]", "a safetensors file", f"{_CONVERT}; kit compress takes it as it is"),
     (rb"tjgg|lmgg|fmgg", "a model in GGJT, GGML or GGMF", _OLD),
     (rb"algg", "a LoRA adapter in GGLA", _OLD),
+    (rb".{4}TFL3", "a TensorFlow Lite model", "download the model as GGUF"),
     (rb"\x1f\x8b", "compressed by gzip", _UNPACK),
     (rb"\x28\xb5\x2f\xfd", "compressed by zstd", _UNPACK),
     (rb"\xfd7zXZ", "compressed by xz", _UNPACK),
@@ -44,6 +46,7 @@ _LOCAL = re.compile(r"file://(?:localhost)?(/.*)", re.IGNORECASE)
 _REPOSITORY = re.compile(
     r"(?:https?://)?(hf\.co/|huggingface\.co/)?([\w.-]+)/([\w.-]+?)(?::([\w.-]+))?/?", re.IGNORECASE | re.ASCII
 )
+_DOCKER = re.compile(r"(?:\w+://)?(?:docker\.io/)?ai/[\w.-]+(?::[\w.-]+)?", re.ASCII)
 _OLLAMA = re.compile(r"[\w.-]+(?:/[\w.-]+)?:[\w.-]+", re.ASCII)
 _LIBRARY = "registry.ollama.ai/library/"
 _WORD = re.compile(r"[a-zA-Z][\w-]*(?:\.\d[\w-]*)?", re.ASCII)  # llama3, qwen2.5: no file is called so
@@ -88,6 +91,8 @@ def url(path: str) -> str:
     """What to do with a URL that was given for a file; "" for what is none, and for hf://."""
     if path.startswith("hf://") or not _URL.match(path):
         return ""
+    if _DOCKER.fullmatch(path):
+        return name_of_others(path)
     if match := _LOCAL.match(path):
         return f"is a URL: name the file itself, {unquote(match[1])}"
     if (match := _REPOSITORY.fullmatch(path)) and match[1]:
@@ -98,7 +103,9 @@ def url(path: str) -> str:
 
 
 def name_of_others(path: str) -> str:
-    """What to name in place of a model's name as Ollama, llama.cpp or the Hub have it; "" for what looks like none."""
+    """What to name in place of a model's name as Docker, Ollama, llama.cpp or the Hub have it; "" for what looks like none."""
+    if _DOCKER.fullmatch(path):
+        return "is a name as Docker Model Runner has it, not a file: download the model as GGUF and name that file"
     if match := _REPOSITORY.fullmatch(path):
         host, owner, repo, which = match.groups()
         if host or which or repo.lower().endswith(("-gguf", "_gguf")):

@@ -40,6 +40,10 @@ class WeightSource(Protocol):
     linear: str | Variant
     experts: Experts | None = None  # what holds a mixture's experts, if not the mapped file
 
+    def __reduce__(self):
+        """Neither pickle nor deepcopy: TypeError. Recorded passes point into the file's map."""
+        raise TypeError(f"{type(self).__name__} cannot be copied or pickled: they are a file's memory; open the file again")
+
     def __getitem__(self, name: str) -> torch.Tensor:
         """The whole tensor in floating point, (out, in) or (n,)."""
 
