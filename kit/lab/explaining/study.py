@@ -31,7 +31,7 @@ from kit.lab.measuring.measurements import Reading, Readings, shared
 from kit.lab.measuring.minutes import Minutes
 from kit.lab.predicting import sampling
 from kit.lab.predicting.divergence import tokens_for
-from kit.lab.predicting.measured import Cost, Kind, is_kept, measure_costs, of_run
+from kit.lab.predicting.measured import Cost, Kind, is_kept, measure_costs, of_pass, of_run
 from kit.lab.predicting.order import Order, draw, kind_of, order_of
 from kit.lab.predicting.quality import kept, quality
 from kit.lab.predicting.remembered import contexts
@@ -62,7 +62,7 @@ class Study:
     ``file`` was cut to. ``minute``: seconds for the engines, and after which no further way is measured, the compiling of
     kernels not counted. ``store``: of measurements, read and written; ``again``: measure what it has, too; ``by``: who
     measures. ``name``: of the file in commands; "": its path. ``folder``: of a run, whose other pages' costs of single uses
-    are read. ``busy``: what other processes used.
+    and of passes are read. ``busy``: what other processes used.
     """
 
     file: object
@@ -192,7 +192,11 @@ class Study:
     @cached_property
     def order(self) -> Order:
         """What a decode of ``tokens`` tokens asks for: recorded, or drawn where only a sample of the layers was run, whose time
-        outside uses of weights grows with the layers."""
+        outside uses of weights grows with the layers. What its passes cost is what another page of the run recorded, if one
+        did."""
+        return of_pass(self.folder, self.file, self._recorded()) if self.folder else self._recorded()
+
+    def _recorded(self) -> Order:
         if self.map_found:  # measured before a decode, which may read the file again
             self.say(self.map_found.told())
         if self.part is None:

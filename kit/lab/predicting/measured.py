@@ -7,7 +7,8 @@ decode, so that threads, mapped pages, reused memory and CPU caches are in the s
 import math
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from kit.lab.measuring import measurements
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.measuring.machine import machine_id
 from kit.lab.measuring.measurements import Reading, digest_of
-from kit.lab.predicting.order import FUSED, Kind, kind_of, use_of
+from kit.lab.predicting.order import FUSED, Kind, Order, ProgramCost, kind_of, use_of
 from kit.lab.predicting.sampling import fewer_rows
 
 DTYPES = tuple(formats.DTYPES)
@@ -30,6 +31,7 @@ _MOST = 1 << 26  # weights of the samples of a kind
 _TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring, give or take a tensor
 _USE = measurements.USE  # and the format, shape, field of Cost and how: ways in the store of a run
 _PIECE = 1 << 28  # bytes of a matrix that are timed; the time grows with its rows
+_REST = Kind("rest", ())  # of a pass, in the store of a run: what is no use of a tensor
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,32 @@ def keep(folder: Path, file, before: dict[Kind, Cost], after: dict[Kind, Cost], 
     """Keep what uses of an open file's tensors cost ``before`` something else in the store of a run, for the other pages
     (``of_run``): what predicts it must not be measured after it. ``after``: the same later, kept next to it, for the machine
     moves. ``by``: the page that measured. Returns ``before``."""
-    store, key = measurements.of_run(folder), {"file": digest_of(file), "settings": measurements.settings(), "by": by}
+    add = _adding(folder, file, by)
     for kind, cost in before.items():
         for term, uses in vars(cost).items():
             for how, seconds in uses.items():
-                way = f"{_USE}{kind.qtype} {'x'.join(map(str, kind.shape))} {term} {how}"
-                store.add(Reading(way, samples=(seconds,), row={"after": vars(after[kind])[term][how]}, **key))
+                add(kind, term, how, seconds, after=vars(after[kind])[term][how])
     return before
+
+
+def keep_pass(folder: Path, file, order: Order, by: str = "") -> None:
+    """Keep in the store of a run what the recorded passes of ``order`` cost, for the other pages (``of_pass``)."""
+    add = _adding(folder, file, by)
+    add(_REST, "pass", order.via, order.rest)
+    for linear, program in order.programs.items():
+        for kind, seconds in {_REST: program.rest, **program.products}.items():
+            add(kind, "program", linear, seconds)
+
+
+def _adding(folder: Path, file, by: str) -> Callable[..., None]:
+    """A function that adds to the store of a run what `_stored` finds there, ``row`` in words."""
+    store, key = measurements.of_run(folder), {"file": digest_of(file), "settings": measurements.settings(), "by": by}
+
+    def add(kind: Kind, term: str, how: str, seconds: float, **row) -> None:
+        way = f"{_USE}{kind.qtype} {'x'.join(map(str, kind.shape))} {term} {how}"
+        store.add(Reading(way, samples=(seconds,), row=row, **key))
+
+    return add
 
 
 def of_run(folder: Path, file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
@@ -96,23 +117,49 @@ def of_run(folder: Path, file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
             for kind, cost in kept.items() if kind in more}  # fmt: skip
 
 
+def of_pass(folder: Path, file, order: Order) -> Order:
+    """``order`` with the costs of the passes that another page of the run recorded in the same way, if one did: a way then has
+    one prediction in a run."""
+    passes, programs = {}, defaultdict(dict)
+    for kind, term, how, seconds in _stored(folder, file):
+        if term == "pass":
+            passes[how] = seconds
+        elif term == "program":
+            programs[how][kind] = seconds
+    if order.reason or order.via not in passes:
+        return order
+    whole = {how: costs for how, costs in programs.items() if order.via == "kit" and _REST in costs}
+    ran = {how: ProgramCost(costs.pop(_REST), costs) for how, costs in whole.items()}
+    return replace(order, rest=passes[order.via], programs=ran)
+
+
 def is_kept(folder: Path, file) -> bool:
     """Whether another page of the run has kept costs of the file."""
     return bool(_kept(folder, file))
 
 
 def _kept(folder: Path, file) -> dict[Kind, Cost]:
-    key, costs = (digest_of(file), machine_id(), measurements.settings()), {}
+    costs = {}
+    for kind, term, how, seconds in _stored(folder, file):
+        if term in _TERMS:
+            vars(costs.setdefault(kind, _no_cost()))[term][how] = seconds
+    return costs
+
+
+def _stored(folder: Path, file) -> Iterator[tuple[Kind, str, str, float]]:
+    """(kind, term, how, seconds) of what the pages of a run kept of an open file, on this machine with these settings."""
+    key = digest_of(file), machine_id(), measurements.settings()
     for row in measurements.of_run(folder):
         if row.way.startswith(_USE) and (row.file, row.machine, row.settings) == key:
             qtype, shape, term, how = row.way.removeprefix(_USE).split(" ")
-            cost = costs.setdefault(Kind(qtype, tuple(map(int, shape.split("x")))), _no_cost())
-            vars(cost)[term][how] = row.median
-    return costs
+            yield Kind(qtype, tuple(map(int, filter(None, shape.split("x"))))), term, how, row.median
 
 
 def _no_cost() -> Cost:
     return Cost({}, {}, {}, {})
+
+
+_TERMS = vars(_no_cost()).keys()  # in the store of a run, beside those of passes
 
 
 _HELD = {  # what a use finds in the cache -> the policy, for tensors of so many bytes that are used in turn
