@@ -77,13 +77,25 @@ FRONT, FRONTIER, MODEL = "index", "07_memory_frontier", "09_your_model"
 
 
 def of_pages(folder: Path) -> list[str]:
-    """Where the rendered front page, page 07 and page 09 of a run say two values of one quantity: limit and table, the time of
-    a token by way, the parts of a token, the memory of a way and of the process; a line each."""
+    """Where the rendered front page, page 07 and page 09 of a run say two values of one quantity: limit and table, shares of
+    the limit, the time of a token by way, the parts of a token, the memory of a way and of the process; a line each."""
     text = {path.stem: path.read_text() for path in folder.glob("*.html")}
     tables = {name: _tables_of(page) for name, page in text.items()}
     answer = _with(tables.get(MODEL, []), "tokens/s")
     of_model = _parts(text, tables, answer)
-    return [*_two_answers(tables, answer), *_other_times(tables, answer), *of_model, *_memories(text, tables)]
+    shares = wrong_shares([(row["tokens/s"], row.get("of the limit", "")) for row in answer])
+    return [*_two_answers(tables, answer), *shares, *_other_times(tables, answer), *of_model, *_memories(text, tables)]
+
+
+def wrong_shares(cells: list[tuple[str, str]]) -> list[str]:
+    """The rows of an answer's table, (tokens/s, of the limit) of the limit first, whose share is not their speed over the
+    limit, as far as the digits go: 41.3 of 43.6 was printed as 92%. A line each."""
+    speeds, wrong = [_range_of(speed.split()[0]) for speed, _ in cells], []
+    for (speed, share), (low, high) in zip(cells[1:], speeds[1:], strict=True):
+        least, most = low / speeds[0][1], min(1.0, high / speeds[0][0])
+        if share and not (least - 0.005 <= float(share.removesuffix("%")) / 100 <= most + 0.005):
+            wrong.append(f"{speed} tokens per second of {cells[0][0]}: {share}")
+    return wrong
 
 
 def _tables_of(page: str) -> list[list[list[str]]]:

@@ -5,18 +5,22 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import model_files
+import numpy as np
 import pandas as pd
 import pytest
+from contradictions import wrong_shares
 
 import kit
-from kit.lab.explaining import answer, depth, opportunities, sentences
+from kit.gguf.uses import bytes_used
+from kit.lab.explaining import answer, answer_table, depth, opportunities, sentences
 from kit.lab.explaining.measured_ways import Measured
 from kit.lab.explaining.opportunities import Opportunity
 from kit.lab.explaining.study import Study
 from kit.lab.explaining.to_measure import earlier
 from kit.lab.measuring import machine
 from kit.lab.measuring.measurements import Reading
-from kit.lab.predicting.ways import BLOCK_WAYS
+from kit.lab.measuring.minutes import Minutes
+from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS
 from kit.units import format_bytes, format_rate, format_seconds
 
 PACKAGE = Path(kit.__file__).parent
@@ -48,6 +52,29 @@ def test_one_limit(said):
     assert float(printed.replace(",", "")) == pytest.approx(limit["speed"], rel=0.01)
     for row in data["answer"]["table"][1:]:
         assert row["of_limit"] == pytest.approx(min(1.0, row["speed"] / limit["speed"])), "share of another limit"
+
+
+def test_a_share_is_what_who_divides_finds(said, monkeypatch):
+    """Of the printed numbers of every row; also of ways and llama.cpp that ran in turn, in rounds that differ."""
+    _, text, study = said
+    row = re.compile(r"^(?:limit of memory|exact|int16|int8)\b.*? ([\d.,]+)(?: ± [\d.,]+)? +(\d+%)", re.MULTILINE)
+    printed = row.findall(text)
+    assert len(printed) >= 2 and wrong_shares(printed) == []
+    generator, scale = np.random.default_rng(0), 1e6  # the fastest of this tiny model
+    rounds = {"kit": 41.3 * scale, "llama.cpp, mmap": 34.7 * scale}
+    seconds = {name: tuple(generator.lognormal(0, 0.2, 6) / speed) for name, speed in rounds.items()}
+    nbytes = bytes_used(study.read)
+    minutes = Minutes(nbytes, tuple(nbytes * 43.6 * scale * generator.lognormal(0, 0.2, 6) / 1e9), seconds)
+    monkeypatch.setitem(vars(study), "minutes", minutes)
+    monkeypatch.setitem(vars(study), "engines", {name: Reading(name, "", row, machine="") for name, row in seconds.items()})
+    monkeypatch.setitem(study.measured, BLOCKS, Measured(BLOCKS, seconds["kit"]))
+    monkeypatch.setitem(study.measured, BLOCK_WAYS[-1], Measured(BLOCK_WAYS[-1], (0.01 / scale,) * 3))
+    rows = answer_table.ordered(answer.table(answer.of(study)))
+    kinds = [row.kind for row in rows if row.of_limit is not None]
+    assert kinds[0] == "limit" and {"kit", "peer"} <= {*kinds}
+    cells = [(row.told, "" if row.of_limit is None else f"{row.of_limit:.0%}") for row in rows]
+    assert wrong_shares(cells) == [] and len(rows) > len(kinds), "what ran faster in another minute has no share"
+    assert wrong_shares([("43.6", "100%"), ("41.3 ± 6.0", "92%")]), "the check finds what a reader wrote of"
 
 
 def test_one_memory_of_a_way_and_one_process(said):

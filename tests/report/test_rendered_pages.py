@@ -33,8 +33,8 @@ FRONTIER = "Up to 492.7 MiB for the process."
 def found(tmp_path):
     """What of_pages finds in a run whose pages were drawn with one text replaced: ``found(old, new)``; "" for none."""
 
-    def found(old: str = "", new: str = "", front: str = "") -> list[str]:
-        table = answer_table.markdown(ROWS)
+    def found(old: str = "", new: str = "", front: str = "", ways=ROWS) -> list[str]:
+        table = answer_table.markdown(ways)
         seven, nine = ([text.replace(old, new, 1) if old else text for text in texts]
                        for texts in ((ENGINES, FRONTIER), (WAYS, ALL, PARTS, SAID)))  # fmt: skip
         names = ["07_memory_frontier", "09_your_model"]
@@ -70,6 +70,12 @@ def test_a_second_value_of_one_quantity_is_found(found, old, new, told):
     """Pages of one run said 32.6 and 325 ms, 41.2, 38.6 and 43.5 ms, 480.0 and 586.6 MiB, 1.49 and 1.61 GiB."""
     [line] = found(old, new)
     assert told in line
+
+
+def test_a_share_that_no_quotient_gives_is_found(found):
+    """A page printed 41.3 tokens per second as 92% of a limit of 43.6."""
+    other = [row._replace(of_limit=0.69) if row.name == "exact" else row for row in ROWS]
+    assert found(ways=other) == ["24.3 ± 1.3 tokens per second of 33.6: 69%"]
 
 
 def test_a_front_page_with_another_limit_than_page_09_is_found(found):

@@ -207,14 +207,14 @@ def _of_peer(found: Conclusion) -> list[str]:
         return [f"llama.cpp is {reason}."]
     if found.peer is None:
         return []
-    study, share = found.study, found.data["peer"]["mbu"]
-    if share >= answer_table.NEAR:
+    study, reached = found.study, share(found.study, found.peer).median
+    if reached >= answer_table.NEAR:
         return [
-            f"With llama.cpp or Ollama: it is at {share:.0%} of what memory gives, so only fewer bits help, or "
+            f"With llama.cpp or Ollama: it is at {reached:.0%} of what memory gives, so only fewer bits help, or "
             "faster memory. What fewer bits cost:",
             f"    kit quants {name_of(study)} --to Q4_0,Q3_K",
         ]
-    text = f"it is at {share:.0%} of what memory gives. Ask your server what takes the rest:"
+    text = f"it is at {reached:.0%} of what memory gives. Ask your server what takes the rest:"
     return [f"With llama.cpp or Ollama: {text}", "    kit explain http://127.0.0.1:8080"]
 
 
@@ -237,16 +237,20 @@ def _best_minutes(limit: dict) -> str:
 
 
 def share(study: Study, each: Reached) -> Share:
-    """What a way reached of the limit of its minutes: by rounds where it ran in turn, else one quotient."""
+    """What a way reached of the limit of its minutes: the quotient of the table, with the interval by rounds where it ran in
+    turn."""
     name = next((name for name, way in measuring.ENGINE_WAYS.items() if way == each.way), each.name)
+    quotient = min(1.0, study.least_now / each.seconds)
     if study.minutes and name in study.minutes.seconds and each.measured:
-        return study.minutes.share(name)
-    return Share(*[min(1.0, study.least_now / each.seconds)] * 3)
+        return study.minutes.share(name).around(quotient)
+    return Share(*[quotient] * 3)
 
 
 def _mbu(study: Study, each: Reached) -> dict[str, float | None]:
-    """The share as data: ``mbu``, memory bandwidth utilization, with its 95 % interval; None on a busy machine."""
-    shares = [None] * 3 if study.busy else share(study, each)
+    """The share as data: ``mbu``, memory bandwidth utilization, with its 95 % interval; None on a busy machine, and of a
+    way that passed the limit in other minutes: that is no share of it."""
+    passed = each.seconds < study.least_now * (1 - 1e-9)
+    shares = [None] * 3 if study.busy or passed else share(study, each)
     return dict(zip(("mbu", "mbu_low", "mbu_high"), shares, strict=True))
 
 

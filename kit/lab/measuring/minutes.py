@@ -1,8 +1,9 @@
 """The limit that belongs to its minutes: how fast the file's pages were read in the very rounds in which ways were timed.
 
 A virtual machine's memory gives 30 GB/s in one minute and 60 in another, so a bandwidth of another day bounds a way and says
-nothing about it. Each round reads the pages and runs every way; a way's share of the limit is a ratio within its round. Where a
-way reads faster than the pass over the pages did, that is the round's bandwidth: nothing passes the limit.
+nothing about it. Each round reads the pages and runs every way. The interval of a way's share is that of the ratios within the
+rounds; the share itself is the quotient of the two medians that are printed. Where a way reads faster than the pass over the
+pages did, that is the round's bandwidth: nothing passes the limit.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ _PASSES = 2  # over the pages in a round, the better counts: one may be interrup
 
 
 class Share(NamedTuple):
-    """Of the limit of the same minutes, 1 at most: the median of the rounds, and its 95 % interval."""
+    """Of the limit of the same minutes, 1 at most: the limit's time over the way's, and the 95 % interval by rounds."""
 
     median: float
     low: float
@@ -29,6 +30,10 @@ class Share(NamedTuple):
         """``72% of it``; an interval that is wide is shown: ``72% of it (60% to 85%)``."""
         wide = f" ({self.low:.0%} to {self.high:.0%})" * (self.high - self.low >= 0.1)
         return f"{self.median:.0%} of it{wide}"
+
+    def around(self, middle: float) -> "Share":
+        """The same interval, widened where it does not hold ``middle``, around that."""
+        return Share(middle, min(self.low, middle), max(self.high, middle))
 
 
 @dataclass(frozen=True)
@@ -47,19 +52,20 @@ class Minutes:
 
     @property
     def read_gbps(self) -> float:
-        """The median of the rounds."""
-        return float(np.median(self.gbps))
+        """The speed at which ``least`` is read."""
+        return self.nbytes / self.least / 1e9
 
     @property
     def least(self) -> float:
-        """Seconds of a token that reads its bytes once at that speed."""
-        return self.nbytes / (self.read_gbps * 1e9)
+        """Seconds of a token that reads its bytes once: the median of the rounds. (A median of seconds, as a way's is: of an
+        even number of rounds that of speeds is another.)"""
+        return float(np.median(self.nbytes / (self.gbps * 1e9)))
 
     def share(self, way: str) -> Share:
-        """What a way reached of the limit, round by round."""
+        """What a way reached of the limit: ``least`` over its median, with the interval of the ratios round by round."""
         ratios = self.nbytes / np.array(self.seconds[way]) / 1e9 / self.gbps
         low, high = interval_of(ratios)
-        return Share(float(np.median(ratios)), low, min(high, 1.0))
+        return Share(float(np.median(ratios)), low, min(high, 1.0)).around(self.least / float(np.median(self.seconds[way])))
 
 
 def in_rounds(nbytes: float, series: Mapping) -> Minutes | None:
