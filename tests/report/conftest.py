@@ -115,10 +115,11 @@ def _run_of_four(base: Path) -> Path:
         "display(HTML(f'<b>{hostile}</b>'), Markdown('![x](http://example.invalid/a.png) ' + hostile))\n"
         "from kit.lab import tables; display(tables.paste('Text to paste', f'| a |\\n{hostile}'))",
         "lab.record(claim='first-token-preload', quantity=hostile, unit='s', samples=[3.0, 1.0, 2.0, 2.5, 1.5], lower=0.5,\n"
-        "    lower_source='bytes / bandwidth', tolerance='10 %', verdict='not reproduced', reason=hostile)\n"
+        "    lower_source='bytes / bandwidth', tolerance='10 %', verdict='not reproduced',\n"
+        "    reason=hostile + ' by `kit verify`')\n"
         "lab.record(quantity='open', unit='s', samples=[0.001, 0.002])\n"
         "lab.judge('cache-4gb-feasible', 'resident bytes', 'bytes', accept=(1, None), text='',\n"
-        "    missing='needs 32 GiB of memory');",
+        "    missing='needs 32 GiB of memory: see `kit doctor`');",
     )
     folder.add("02_fails", "#md # It fails", "1 / 0", "print('never')")
     folder.add("03_killed", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")

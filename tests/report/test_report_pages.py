@@ -116,6 +116,16 @@ def test_the_embedded_records_are_the_records(finished):
     assert base64.b64decode(embedded) == (finished / "01_first_token.jsonl").read_bytes()
 
 
+def test_pages_show_code_and_no_backticks(finished):
+    """The checklist said "more samples, or several runs (`kit verify`)", backticks and all, and so did verdicts."""
+    assert str(theme.coded("<b> `kit verify` & `")) == "&lt;b&gt; <code>kit verify</code> &amp; `"
+    for name in ("index", "01_first_token"):
+        text = (finished / f"{name}.html").read_text()
+        shown = re.sub(r"<(script|style|pre|code)\b.*?</\1>|<[^>]*>", "", text, flags=re.DOTALL)
+        assert re.findall(r".{0,40}`.*", shown) == []
+        assert "needs 32 GiB of memory: see <code>kit doctor</code>" in text and "by <code>kit verify</code>" in text
+
+
 def test_the_checklist_is_filled_from_the_run(finished):
     text = (finished / "01_first_token.html").read_text()
     assert "kit reproduce --profile smoke -p seed=7" in text

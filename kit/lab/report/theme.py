@@ -3,12 +3,14 @@
 import base64
 import hashlib
 import math
+import re
 import shlex
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
 import jinja2
+import markupsafe
 
 from kit import units
 from kit.lab.claims.book import reported_in
@@ -34,10 +36,15 @@ def _environment() -> jinja2.Environment:
         finalize=lambda value: type(value)(visible(value)) if isinstance(value, str) else value,
     )  # fmt: skip
     environment.filters |= {"quantity": units.format_quantity, "seconds": units.format_seconds, "bytes": units.format_bytes}
-    environment.filters["shellquote"] = lambda text: shlex.quote(str(text))
+    environment.filters |= {"shellquote": lambda text: shlex.quote(str(text)), "coded": coded}
     environment.globals |= {"policy": _policy(), "style": _asset("page.css") + _tones(), "script": _asset("page.js")}
     environment.globals |= {"positions": positions, "limits": LIMITS}
     return environment
+
+
+def coded(text: str) -> markupsafe.Markup:
+    """A reason, a warning or a line of the checklist as HTML: what is between backticks as code."""
+    return markupsafe.Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(markupsafe.escape(text))))
 
 
 def _tones() -> str:
