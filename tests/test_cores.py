@@ -52,10 +52,18 @@ def test_cores_of_an_arm_by_their_capacity(machine):
 
 
 def test_a_quota_gives_less_time_than_there_are_cores(machine):
-    found = machine([(0, cpu) for cpu in range(8)], quotas=[6.0, 2.5])
-    assert found.quota == 2.5 and found.useful == 2 and 2 in found.counts()
-    assert "its control group gives it the time of 2.5" in found.told
-    assert machine([(0, cpu) for cpu in range(8)], quotas=[0.5]).useful == 1
+    found = machine([(0, cpu) for cpu in range(8)], quotas=[6.0, 2.4])
+    assert found.quota == 2.4 and found.useful == 2 and 2 in found.counts()
+    assert "its control group gives it the time of 2.4" in found.told
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads"), [(0.1, 1), (0.5, 1), (1.2, 1), (1.5, 2), (1.9, 2), (2.5, 3), (7.6, 8), (40.0, 8)]
+)
+def test_one_number_of_threads_for_a_quota(machine, quota, threads):
+    """The kernels take the nearest; what to try took one less, and the advice to a server a third number at the halves."""
+    found, [taken] = machine([(0, cpu) for cpu in range(8)], quotas=[quota]), groups.cores()
+    assert found.useful == threads == min(8, taken)
 
 
 def test_hidden_files_count_each_cpu(machine, tmp_path):

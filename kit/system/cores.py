@@ -27,7 +27,7 @@ class Cores(NamedTuple):
     @property
     def useful(self) -> int:
         """Threads that each get a core of the fast kind for themselves."""
-        few = self.performance if self.quota is None else min(self.performance, max(1, int(self.quota)))
+        few = self.performance if self.quota is None else min(self.performance, groups.whole(self.quota))
         return max(1, few)
 
     def counts(self) -> list[int]:

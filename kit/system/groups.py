@@ -89,9 +89,14 @@ def _limited(process: int | str) -> Iterator[tuple[int, int, int]]:
 
 
 def cores(process: int | str = "self") -> list[int]:
-    """The cores' worth of time, as whole cores, that each group of a process with such a limit gives: at least one, and to the
-    nearest, because a second thread that gets a fifth of a core holds up the first (1.2 cores: 8% more time per token)."""
-    return [max(1, int(share + 0.5)) for share in quotas(process)]
+    """The cores' worth of time, as whole cores, that each group of a process with such a limit gives."""
+    return [whole(share) for share in quotas(process)]
+
+
+def whole(share: float) -> int:
+    """Threads for so many cores' worth of time: at least one, and the nearest number, because a second thread that gets a fifth
+    of a core holds up the first (1.2 cores: 8% more time per token)."""
+    return max(1, int(share + 0.5))
 
 
 def quotas(process: int | str = "self") -> list[float]:

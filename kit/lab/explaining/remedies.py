@@ -8,6 +8,7 @@ import numpy as np
 from kit.lab.engines.owner import Owner
 from kit.lab.engines.watch import Holding, Seen
 from kit.lab.explaining.causes import Cause, Window, account
+from kit.system import groups
 from kit.units import brief, format_bytes, format_seconds
 
 # engine -> cause -> remedy; "" is for any engine. {names} are filled from ServerFacts.
@@ -81,7 +82,7 @@ def remedy(name: str, facts: ServerFacts, seen: Seen) -> str:
             name = "lock"
     if name == "threads" and seen.workers <= seen.cores:
         name = "sleep"
-    usable = max(1, min(seen.cores, round(seen.quota) if seen.quota < seen.cores else seen.cores))
+    usable = groups.whole(min(seen.cores, seen.quota))
     values = {
         "cores": usable, "wanted": max(1, seen.workers), "context": facts.smaller or max(512, facts.context // 2),
         "spin": f"start it without {' and '.join(facts.owner.sleepy)}" if facts.owner and facts.owner.sleepy else
