@@ -123,7 +123,8 @@ def test_a_byte_that_is_not_utf_8_costs_one_line(store):
 
 
 @pytest.mark.parametrize(
-    "value", [None, "x", True, [], [None], ["x"], {}, {"a": "b"}, 1e999, -1, [[1]], [float("nan")], [-1.0], 3]
+    "value",
+    [None, "x", True, [], [None], ["x"], {}, {"a": "b"}, 1e999, 10**400, [10**400], -1, [[1]], [float("nan")], [-1.0], 3],
 )
 @pytest.mark.parametrize("name", [each.name for each in fields(Reading)])
 def test_a_row_is_checked_field_by_field(store, name, value):
@@ -139,6 +140,17 @@ def test_a_row_is_checked_field_by_field(store, name, value):
         assert each.at[:4].isdigit() and sum(each.row.values()) == 0
     assert store.known("blocks", "f", "s") and store.best("blocks", "s", "f")
     assert not list(measurements.disagreements(store))
+
+
+@pytest.mark.parametrize("name", ["way", "file", "samples", "machine", "at"])
+def test_a_row_without_what_it_is_of_is_left_out(store, name):
+    """One without a machine counted as this one's, and one without a time as of now."""
+    store.add(ONE)
+    row = asdict(replace(ONE, samples=(0.5,)))
+    del row[name]
+    with store.path.open("a") as out:
+        out.write(json.dumps(row) + "\n")
+    assert (list(store), store.left_out) == ([ONE], 1)
 
 
 def test_what_follows_a_torn_line_is_a_line_of_its_own(store):

@@ -125,7 +125,7 @@ class Readings:
         for line in data.split(b"\n"):
             if line.strip():
                 try:
-                    yield _checked(sound.row_of(Reading, json.loads(line.decode("utf-8"))))
+                    yield _read(line)
                 except (ValueError, RecursionError):
                     yield None
 
@@ -215,8 +215,11 @@ def said(earlier: Reading, later: Reading) -> str:
     )
 
 
-def _checked(row: Reading) -> Reading:
-    """A Reading whose numbers can be what it says; ValueError otherwise."""
+def _read(line: bytes) -> Reading:
+    """The Reading of a line, whose numbers can be what it says; ValueError otherwise. This machine and this moment, which a new
+    one has, are not taken for what a line does not say."""
+    told = json.loads(line.decode("utf-8"))
+    row = sound.row_of(Reading, {"machine": None, "at": None} | told if isinstance(told, dict) else told)
     datetime.fromisoformat(row.at)
     if not row.samples or row.others < 0 or _impossible(row):
         raise ValueError(f"{row.way}: samples {row.samples}")

@@ -1,7 +1,7 @@
 """Rows that come back from a file, checked field by field: what a program reads may be torn, edited, or of another version."""
 
 import json
-import math
+import sys
 import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
@@ -33,7 +33,7 @@ def read_json(path: Path) -> object:
 
 def number(value: object) -> bool:
     """Whether it is a finite number, and no truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 @cache
