@@ -19,7 +19,8 @@ TOKENS = torch.tensor([[5, 17, 99, 3, 64, 21, 7, 8, 120, 1, 33, 90]])
 PADDED = torch.tensor([[0, 0, 0, 5, 17, 99], [3, 64, 21, 7, 8, 120], [0, 1, 33, 90, 2, 4]])
 MASK = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1]])
 PLACES = (MASK.cumsum(1) - 1).clamp(0)
-NAMES = [name for name in hf_files.MODELS if name != "falcon" and hf_files.ARCHITECTURES.get(name, name) in ARCHITECTURES]
+APART = ("falcon", "mamba")  # modules with names of their own, which kit.hf does not compare with the kit's layers
+NAMES = [name for name in hf_files.MODELS if name not in APART and hf_files.ARCHITECTURES.get(name, name) in ARCHITECTURES]
 WAYS = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "top_k": 20, "temperature": 1.5},
