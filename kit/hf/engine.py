@@ -36,7 +36,7 @@ def own_pass(model: PreTrainedModel, source: Source) -> Transformer | None:
     file, classes = source.weights.file, MODEL_FOR_CAUSAL_LM_MAPPING
     if file.architecture not in ARCHITECTURES or classes.get(type(model.config), None) is not type(model):
         return None
-    if not hasattr(getattr(model, "model", None), "layers"):  # falcon, mamba: their modules have other names, and are not compared
+    if not hasattr(getattr(model, "model", None), "layers"):  # falcon, mamba: modules of other names, not compared
         return None
     try:
         own = Transformer(source.weights, linear=source.linear)
