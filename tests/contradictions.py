@@ -70,8 +70,8 @@ def wrong_ratios(notebook: Path) -> list[str]:
     return lines
 
 
-ANSWERS = {"blocks, exact products": "exact", "blocks, int16 activations": "int16", "blocks, int8 activations": "int8"}
-ENGINES = {"kit": "exact", "kit, int16 activations": "int16", "kit, int8 activations": "int8", "llama.cpp, mmap": "llama.cpp"}
+ANSWERS = {name: name for name in ("exact", "int16", "int8")}
+ENGINES = {f"kit, {name}": name for name in ANSWERS} | {"llama.cpp, mmap": "llama.cpp"}
 NEAR = 0.02  # of a number of two or three digits, by its rounding on both sides
 FRONT, FRONTIER, MODEL = "index", "07_memory_frontier", "09_your_model"
 

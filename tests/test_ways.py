@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from kit.lab.engines.table import COMPARED, EXACT, OURS, PEER, ROUNDED
+from kit.lab.explaining.tables import formatted
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, HOLDS, Way
 from kit.lab.synthetic.write import synthesize
+from kit.lab.tables import in_tables, shown
 
 HERE = Path(__file__).parent
 
@@ -27,6 +30,18 @@ def test_names_of_committed_runs_stay():
     ]  # fmt: skip
     assert [way.quantity for way in BLOCK_WAYS] == [row.quantity for row in OURS.values()]
     assert [way.precision for way in BLOCK_WAYS] == ["float32", "int16 activations", "int8 activations"]
+    assert [in_tables(row.label) for row in OURS.values()] == ["exact", "int16", "int8"]
+    assert [in_tables(row.name) for row in ROUNDED] == ["kit, int16", "kit, int8"]
+    assert in_tables("1.00 GiB of slots, int8 activations") == "1.00 GiB of slots, int8" and in_tables(7) == 7
+
+
+@pytest.mark.parametrize("names", [[way.label for way in BLOCK_WAYS], [EXACT.title, *[*OURS][1:]]])
+def test_every_table_names_a_way_by_its_one_word(names):
+    """Pages 07 and 09 said "blocks, int8 activations" where the answer above said int8."""
+    table = pd.DataFrame({"measured": [0.1] * 3}, index=pd.Index(names, name="way"))
+    for text in (shown(table).to_html(), formatted(table).to_html()):
+        assert all(word in text for word in ("exact", "int16", "int8")) and "activations" not in text and "products" not in text
+    assert [*table.index] == names, "records and JSON keep theirs"
     assert [row.title for row in (EXACT, *ROUNDED, COMPARED[PEER])] == [
         "kit, exact", "kit, int16", "kit, int8", "llama.cpp, the file mapped",
     ]  # fmt: skip

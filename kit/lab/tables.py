@@ -6,9 +6,18 @@ from html import escape
 import pandas as pd
 from pandas.io.formats.style import Styler
 
+from kit.products import PRODUCTS
 from kit.units import format_seconds
 
 _SECONDS = ", s"
+_ROUNDS = " activations"
+_ONE_WORD = {"blocks, exact products": "exact"}
+_ONE_WORD |= {f"blocks, {row.activations}{_ROUNDS}": row.activations for row in PRODUCTS.values() if not row.exact}
+
+
+def in_tables(name):
+    """A way's name as tables show it, exact, int16 or int8, also behind what is held; records keep theirs. Others stay."""
+    return _ONE_WORD.get(name) or (name.removesuffix(_ROUNDS) if isinstance(name, str) else name)
 
 
 def frame(rows: Iterable[tuple] | Mapping[str, tuple], *names: str) -> pd.DataFrame:
@@ -18,7 +27,8 @@ def frame(rows: Iterable[tuple] | Mapping[str, tuple], *names: str) -> pd.DataFr
 
 
 def shown(table: pd.DataFrame, **formats: str | Callable) -> Styler:
-    """The table as a page shows it. ``formats``: formats of columns, such as ``"{:.1%}"``; of other columns ``number``.
+    """The table as a page shows it, ways by their one word. ``formats``: formats of columns, such as ``"{:.1%}"``; of others
+    ``number``.
 
     A column's name with spaces is passed as ``**{"byte hit rate": "{:.0%}"}``. The column "total, s" is headed "total" and
     holds "345 us".
@@ -27,7 +37,7 @@ def shown(table: pd.DataFrame, **formats: str | Callable) -> Styler:
     if unknown:
         raise KeyError(f"no column {unknown[0]!r}: there are {', '.join(map(str, table.columns))}")
     defaults = {name: format_seconds if str(name).endswith(_SECONDS) else number for name in table.columns}
-    style = table.style.format(defaults | formats, na_rep="–")
+    style = table.rename(index=in_tables).style.format(defaults | formats, na_rep="–")
     return style.format_index(lambda name: str(name).removesuffix(_SECONDS), axis="columns")
 
 

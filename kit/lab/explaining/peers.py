@@ -256,10 +256,12 @@ def readings(file, by: str, store, again: bool = False, share: float = math.inf)
 
 
 def short(beside: pd.DataFrame) -> pd.DataFrame:
-    """The table of ``of_run`` in fewer columns: each divergence with its error, and no column that is empty."""
+    """The table of ``of_run`` in fewer columns: each divergence with its error, and no column that is empty; kit's exact way
+    by name."""
     errors = map(format_kl, beside[KL], beside["± nats"])
     table = beside.assign(**{KL: [text if row == row else np.nan for text, row in zip(errors, beside[KL], strict=True)]})
-    return table.drop(columns=["± nats", *(name for name in ("cores of others", "reason") if not beside[name].any())])
+    unknown = [name for name in ("cores of others", "reason") if not beside[name].any()]
+    return table.drop(columns=["± nats", *unknown]).rename(index={EXACT.name: EXACT.title})
 
 
 def told(beside: pd.DataFrame) -> str:

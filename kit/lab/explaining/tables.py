@@ -20,7 +20,7 @@ from kit.lab.predicting.bounds import interval_bound
 from kit.lab.predicting.measured import DTYPES
 from kit.lab.predicting.order import Order
 from kit.lab.predicting.ways import BLOCK_WAYS, LAZY, BackingStore, Prediction, Way, from_blocks, predict, used_tensors
-from kit.lab.tables import frame, number
+from kit.lab.tables import frame, in_tables, number
 from kit.system import memory_limit
 from kit.units import format_bytes, format_count, format_rate, format_seconds, printable
 
@@ -210,15 +210,15 @@ _FORMATS = (
 
 
 def formatted(table: pd.DataFrame) -> pd.DataFrame:
-    """A table of this module with its numbers as text, with units by its columns' names; an en dash for missing values. The
-    seconds of a token have tokens per second behind them."""
+    """A table of this module with its numbers as text, with units by its columns' names; an en dash for missing values; ways
+    by their one word. The seconds of a token have tokens per second behind them."""
     known = dict.fromkeys(table, format_seconds) if table.index.name == DEPTH else _FORMATS
     texts = {}
     for name, values in table.items():
         texts[name] = values.astype(object).map(known.get(name, number), "ignore")
         if name == _token(table):
             texts[RATE] = (1 / values).astype(object).map(format_rate, "ignore")
-    frame = pd.DataFrame(texts, index=table.index, dtype=object).fillna("–")
+    frame = pd.DataFrame(texts, index=table.index, dtype=object).fillna("–").rename(index=in_tables)
     if "by" in frame:
         frame = frame.assign(faster=frame["faster"] + " " + frame.pop("by")).rename(columns={"faster": "speed"})  # may be 0.3x
     return frame
