@@ -1,5 +1,10 @@
 """Drafts: one pass over several tokens equals one over each, what is kept of them, greedy answers and drawn ones."""
 
+import os
+import signal
+import subprocess
+import sys
+
 import model_files
 import numpy as np
 import pytest
@@ -10,6 +15,7 @@ from kit.errors import ModelError
 from kit.model.drafters import MOST, Drafter, Ngrams, Smaller, check_pair
 from kit.model.drafts import Drafting, passes, ties
 from kit.model.generate import Sampler
+from kit.system import paths
 
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 12)]
 # attention of each kind, mixtures, and recurrent layers
@@ -216,3 +222,29 @@ def test_bad_drafts_are_one_line(folder):
     other = kit.open(model_files.write(folder, "tiny-qwen2", "Q4_K_M"))
     with pytest.raises(ModelError, match="another vocabulary"):
         check_pair(kit.open(small), other)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a pseudo-terminal")
+def test_ctrl_c_keeps_the_text_of_an_answer_with_a_draft(smollm2):
+    """In a terminal: what was printed stays, then one line."""
+    import pty
+
+    own, other = pty.openpty()
+    command = [sys.executable, "-m", "kit", "generate", str(smollm2), "-p", "one two three one two three one two", "-n", "2000"]
+    process = subprocess.Popen(
+        [*command, "--draft", "ngram", "--ignore-end"], stdin=other, stdout=other, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(paths.ROOT)},
+    )  # fmt: skip
+    try:
+        os.close(other)
+        text = os.read(own, 4096)
+        while len(text.split()) < 3:
+            text += os.read(own, 4096)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1].decode()
+    finally:
+        process.kill()
+        os.close(own)
+    assert process.returncode == 130 and text.strip() and said.strip().endswith("kit: interrupted"), (text, said)
+    assert "Traceback" not in said
