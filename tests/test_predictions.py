@@ -54,6 +54,7 @@ def test_what_a_small_cache_cannot_hold_passes_through_memory(monkeypatch):
 
 @pytest.mark.parametrize(("capacity", "order", "disk", "found"), [
     (("pressed", 200), PROGRAM, DISK, (EACH + 0.426, 426 / 20e9, None, 316, 0, 226 / 2000)),  # a program is no first token
+    (("pressed", None), ORDER, DISK, (EACH + 0.426, 426 / 20e9, None, 316, 0, 426 / 2000)),
     (("pressed", 500), ORDER, DISK, (EACH + 0.426, 426 / 20e9, None, 16, 0, 0)),
     (("pinned", 400), ORDER, DISK, (EACH + 0.426 - 0.084, 426 / 20e9, None, 316, 84, 26 / 2000)),
     (("pinned", 441), ORDER, DISK, (EACH + 0.426 - 0.125, 426 / 20e9, None, 316, 125, 0)),

@@ -174,6 +174,33 @@ def test_a_figure_names_files_by_what_differs():
     assert quants._short(["model.gguf"]) == {"model.gguf": "model"}
 
 
+@pytest.mark.parametrize(("kl", "x"), [([0.0, 0.3, 0.6], [0.1, 0.3, 0.6]), ([0.0, 0.0, 0.0], [1e-4] * 3)])
+def test_a_figure_shows_an_exact_file_left_of_the_others_and_names_apart(kl, x):
+    """0 has no place on a scale of powers; names of neighbors are above and below their points, in the order of the loss."""
+    names, ways = ["m-a.gguf", "m-b.gguf", "m-c.gguf"], [*quants.WAYS]
+    table = pd.DataFrame(
+        [
+            {"file": name, "way": way, "kl": lost, "kl_error": 0.01, "speed": 10.0 + 3 * number + place, "bound": 50.0 + number,
+             "gbps": 20.0 + place, "bits": 8.0 - number, "best": place == 1}
+            for number, (name, lost) in enumerate(zip(names, kl, strict=True)) for place, way in enumerate(ways)
+        ]
+    ).set_index("file")  # fmt: skip
+    _, axes = quants.figure(table)
+    assert [each.get_text().split(",")[0] for each in axes.texts] == ["a", "b", "c"]
+    assert [text.get_text().endswith(", KL 0") for text in axes.texts] == [lost == 0 for lost in kl]
+    assert [text.xyann[1] > 0 for text in axes.texts] == [True, False, True] and {text.xyann[0] for text in axes.texts} == {0}
+    assert [text.xy for text in axes.texts] == [pytest.approx((each, 12 + 3 * number)) for number, each in enumerate(x)]
+    for place, points in enumerate(axes.containers):
+        assert points.lines[0].get_xdata() == pytest.approx(x)
+        assert points.lines[0].get_ydata() == pytest.approx([10 + place, 13 + place, 16 + place])
+    front = axes.get_lines()[-1]
+    assert front.get_ydata() == pytest.approx([11, 14, 17]) and front.get_zorder() < axes.containers[0].lines[0].get_zorder()
+    assert axes.get_legend_handles_labels()[1].count("limit at 22.0 GB/s") == 1 and axes.get_ylim()[0] == 0
+    told = f"17 tokens per second at 6.0 bits per weight, with KL {quants.format_kl(kl[2], 0.01)} nats"
+    assert axes.get_title("left") == told
+    plt.close(axes.figure)
+
+
 def test_one_file_twice_is_no_comparison(source, tmp_path):
     parts = model_files.split(source, tmp_path, 2)
     for given in ([source, source], [*parts], [source, source.parent / "." / source.name]):
