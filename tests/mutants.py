@@ -63,6 +63,11 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.cache.replay", "if policy.resident_bytes > peak:"): "an equal peak is the peak",
     ("kit.cache.replay", "for index, (key, size) in enumerate("): "keys and sizes of Requests are as many",
     ("kit.lab.explaining.quants", 'read, one["kl"], one["kl_error"]'): "a column that the next line overwrites",
+    ("kit.lab.explaining.quants", 'axes.plot(part["x"], part["bound"], "_"'): "a dash longer by a point",
+    ("kit.lab.explaining.quants", 'place = {"xytext": (0, -16'): "a name a point farther off, on its side",
+    ("kit.lab.explaining.quants", 'axes.annotate(names[name] + ", KL 0"'): "letters larger by a point",
+    ("kit.lab.explaining.quants", 'axes.plot(best["x"], best["speed"]'): "a line that stays behind the points",
+    ("kit.lab.explaining.quants", "axes.legend(fontsize="): "letters larger by a point",
     ("kit.lab.claims.gates", "if high > NOISE * low:"): "two bounds that differ by 2% to the last bit of a product",
     (
         "kit.cache.policies.base",
