@@ -245,7 +245,9 @@ def test_a_memory_limit_below_the_file_and_a_context_that_pushes_weights_out(smo
     with served.group("memory", v1={"memory.limit_in_bytes": text}, v2={"memory.max": text, "memory.swap.max": "0"}) as group:
         with served.started(file, flags, served.inside(group)) as running:
             found, ran = decode_of(running.url)
-            assert worst(found, but=("busy",)) == "disk", (found, ran.holding)
+            # threads that sleep, as those of the tests' servers do, wait longer where neighbors have the cores
+            crowded = ("threads",) * any(window.seen.others > 0.3 for window in ran.windows)
+            assert worst(found, but=("busy", *crowded)) == "disk", (found, ran.holding)
             assert ran.windows[0].seen.faults > 0 and ran.holding.limit == limit << 20
             assert found["disk"].remedy.startswith(remedy) and ran.facts.pushed == bool(remedy), (found["disk"], ran.holding)
 
