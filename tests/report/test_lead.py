@@ -213,8 +213,8 @@ def test_every_command_on_a_page_is_one_that_the_kit_takes(finished):
     for page in finished.glob("*.html"):
         text = page.read_text()
         told |= {unescape(each) for pair in COMMANDS.findall(text) for each in pair}
-    # a code of two words names a command, as a sentence does
-    for command in (command for command in told if len(shlex.split(command)) > 2):
+    told = {command for command in told if len(shlex.split(command)) > 2}  # of two words: a sentence names the command
+    for command in told:
         name, *words = shlex.split(command)[1:]
         assert main.get_command(None, name).make_context(name, words), command
         assert "--out" not in words or Path(words[words.index("--out") + 1]) == finished, command
