@@ -52,7 +52,7 @@ def _rows(path: Path) -> list[dict]:
             most = max(others, key=lambda each: each["seconds"], default=None)
             share = f"{most['name']} {most['seconds'] / decode['seconds']:.0%}" if most else ""
             made.append(dict(zip(_COLUMNS, (
-                machine["cpu"], f"{record['bound']['bandwidth'] / 1e9:.1f}", _file(data), engine["name"], engine["version"],
+                machine["cpu"], f"{record['bound']['bandwidth'] / 1e9:.1f}", _file(data), _named(engine), engine["version"],
                 engine["threads"] or "", _speed(prompt), _speed(decode), f"{record['mbu']:.0%}", share,
             ), strict=True)))  # fmt: skip
         return made
@@ -60,6 +60,11 @@ def _rows(path: Path) -> list[dict]:
         raise ReportError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ReportError(f"{path}: is no output of `kit explain MODEL --engine X --json`, or has no limit") from None
+
+
+def _named(engine: dict) -> str:
+    """As it was asked for, with its options: two settings of one engine are two rows."""
+    return engine.get("label") or engine["name"]
 
 
 def _others(test: dict) -> float:
@@ -77,7 +82,7 @@ def add(folder: Path, path: Path) -> Path:
     _rows(path)
     data = _short(json.loads(path.read_text(encoding="utf-8")))
     engines = [record["engine"]["name"] for record in data.get("engines") or [data]]
-    name = re.sub(r"[^\w.-]+", "-", "-".join([Path(_file(data)).stem, *dict.fromkeys(engines)]))
+    name = re.sub(r"[^\w.-]+", "-", "-".join([_file(data).removesuffix(".gguf"), *dict.fromkeys(engines)]))
     into = folder / data["machine"]["id"] / "engines" / f"{name}.json"
     into.parent.mkdir(parents=True, exist_ok=True)
     with replacing(into) as out:
