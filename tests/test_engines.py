@@ -439,7 +439,8 @@ def test_a_file_is_added_to_the_gallery_without_its_folders(model, tmp_path, roo
     assert added == tmp_path / "reference" / before["machine"]["id"] / "engines" / "tiny-Q4_K_M-llama-bench.json"
     assert str(tmp_path) in sent.read_text() and str(tmp_path) not in added.read_text() and "/tmp" not in added.read_text()
     assert after["engine"]["label"] == "llama-bench -t 1" and after["file"]["path"] == "tiny-Q4_K_M.gguf"
-    assert after["decode"] == before["decode"] and gallery.rows(tmp_path / "reference")[0]["threads"] == 1
+    row = gallery.rows(tmp_path / "reference")[0]
+    assert after["decode"] == before["decode"] and row["threads"] == 1 and row["engine"] == "llama-bench -t 1"
     told = {"evidence": "reads at 20 GB/s", "url": "http://127.0.0.1:8080/v1", "run": "'~/a b/x' -m ../m/y.gguf old/bench"}
     assert gallery._short(told) == told | {"run": "'a b/x' -m y.gguf old/bench"}
 

@@ -63,8 +63,8 @@ def _rows(path: Path) -> list[dict]:
 
 
 def _named(engine: dict) -> str:
-    """As it was asked for, with its options: two settings of one engine are two rows."""
-    return engine.get("label") or engine["name"]
+    """Its name with the options that were asked for: two settings of one engine are two rows."""
+    return " ".join([engine["name"], *(engine.get("label") or "").split()[1:]])
 
 
 def _others(test: dict) -> float:
