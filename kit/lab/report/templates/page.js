@@ -52,7 +52,7 @@ function alignColumns(table) {
     const cells = rows.map((row) => row.cells[column]).filter(Boolean);
     const texts = cells.filter((cell) => cell.tagName === "TD").map((cell) => cell.textContent.trim());
     for (const cell of cells) cell.classList.toggle("long", (cell.innerText ?? "").length > 40);
-    const numeric = texts.filter((text) => /^[-+−]?[\d,]*\.?\d+(e[-+]?\d+)?\s?\S{0,7}$/i.test(text));
+    const numeric = texts.filter((text) => /^[-+−]?[\d,]*\.?\d+(e[-+]?\d+)?(\s±\s[\d.,]+)?\s?\S{0,7}$/i.test(text));
     if (numeric.length && texts.every((text) => numeric.includes(text) || /^([–-]|nan|none|)$/i.test(text))) {
       for (const cell of cells) cell.classList.add("number");
     }
