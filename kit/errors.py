@@ -27,9 +27,12 @@ class KitWarning(UserWarning):
 
 
 class GGUFError(KitError):
-    """A file that is not a valid GGUF: names the file, the offset and what was expected there."""
+    """A file that is not a valid GGUF: names the file, the offset and what was expected there. ``offset``: of the byte that is
+    wrong, where one is."""
 
-    offset: int | None = None  # of the byte that is wrong, where one is
+    def __init__(self, *told: str, offset: int | None = None):
+        super().__init__(*told)
+        self.offset = offset
 
 
 class QuantError(KitError):

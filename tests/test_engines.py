@@ -513,4 +513,4 @@ def test_prompts_are_held_against_arithmetic(study, monkeypatch):
 def test_flags_of_llama_cpp_are_those_of_this_machine(study, monkeypatch):
     monkeypatch.setattr(beside_kit, "cores", lambda: Cores(16, 8, 4, 3.5))
     text = beside_kit.flags(answer.Conclusion(study, [], None, None, {}))
-    assert f"`llama-server -m {study.file.path} -t 3`" in text and "the time of 3.5" in text and "`--engine`" in text
+    assert f"`llama-server -m {study.file.path} -t 4`" in text and "the time of 3.5" in text and "`--engine`" in text

@@ -481,7 +481,7 @@ def test_a_file_without_weights_says_so_everywhere(run, tmp_path):
 def test_an_architecture_that_cannot_be_run_is_refused_before_the_first_cell(odd, tmp_path):
     for arguments, reason in (
         (["generate", "--tokens", "1", str(odd)], "BloomForCausalLM has no parameter for the tensor"),
-        (["reproduce", "--model", str(odd), "--only", "01", "--out", str(tmp_path / "r")], "'mamba' is not supported"),
+        (["reproduce", "--model", str(odd), "--only", "01", "--out", str(tmp_path / "r")], "'bloom' is not supported"),
     ):
         found = CliRunner().invoke(cli.main, arguments)
         assert found.exit_code == 2 and reason in found.output and str(odd) in found.output
@@ -592,7 +592,7 @@ def test_nothing_is_to_change_only_where_the_default_is_as_fast(path):
         answer.Reached(way.label, way, seconds, seconds, seconds, 0.0) for way, seconds in ((BLOCKS, 1), (Way("NoCache"), 2))
     )
     told = lambda ways, default: answer._change(answer.Conclusion(study, ways, default, None, {}))[0]  # noqa: E731
-    assert told([blocks, other], blocks).startswith("With kit: change nothing. The exact way")
+    assert told([blocks, other], blocks).startswith("With kit: change nothing: exact, from the file")
     assert told([blocks, other], other) == told([blocks], None) == "With kit: take blocks, exact products."
     assert told([other], other).startswith("With kit: change nothing within this memory")
 

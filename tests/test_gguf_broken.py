@@ -1,5 +1,6 @@
 """Broken files: each is a GGUFError that names the file, the byte and what was expected; nothing else ever happens."""
 
+import gc
 import os
 import struct
 import tracemalloc
@@ -227,3 +228,21 @@ def test_every_truncation_and_every_huge_number(valid, tmp_path):
                 use_everything(path)
             except GGUFError:
                 pass
+
+
+@pytest.mark.parametrize("size", [3, 100, 400, -100])
+def test_a_broken_file_is_closed_by_its_error(valid, tmp_path, size):
+    """Each kept two descriptors until the collector ran: 500 broken files were too many open ones."""
+    path = tmp_path / "x.gguf"
+    path.write_bytes(valid[0].read_bytes()[:size])
+    gc.disable()
+    try:
+        for turn in range(3):
+            with pytest.raises(GGUFError) as caught:
+                use_everything(path)
+            del caught
+            open_files = len(os.listdir("/dev/fd"))
+            before = open_files if turn == 0 else before
+    finally:
+        gc.enable()
+    assert open_files <= before

@@ -35,9 +35,8 @@ class Cursor:
         """Raise a GGUFError that names the file and the offset."""
         if len(problem) > 500:  # a tensor's name in it may have 65,535 bytes
             problem = f"{problem[:250]} ... {problem[-250:]}"
-        error = GGUFError(f"{self.path}: byte {offset:,}: {problem}")
-        error.offset = offset
-        raise error
+        # raised without a name: a frame that has the error would keep the file open until the collector runs
+        raise GGUFError(f"{self.path}: byte {offset:,}: {problem}", offset=offset)
 
     def take(self, nbytes: int, what: str) -> np.ndarray:
         """The next ``nbytes`` as a view; GGUFError when the file ends before."""
