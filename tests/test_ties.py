@@ -62,7 +62,9 @@ def tied(folder, name, rows):
     return file.write(path)
 
 
-@pytest.mark.parametrize("name, rows", [*((name, [1, 2, 3]) for name in MIXTURES), ("tiny-qwen3moe", [0, 1, 2, 3])])
+@pytest.mark.parametrize(
+    "name, rows", [*((name, [1, 2, 3]) for name in MIXTURES), ("tiny-qwen3moe", [0, 1, 2, 3])], ids=[*MIXTURES, "tiny-qwen3moe"]
+)
 def test_a_prompt_and_a_recorded_pass_choose_the_same_of_equal_experts(folder, name, rows):
     path = tied(folder, name, rows)
     model, other = kit.Transformer(path), kit.Transformer(path)
