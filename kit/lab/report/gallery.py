@@ -8,6 +8,7 @@ A file is <folder>/<machine>/engines/<name>.json, the output of `kit explain MOD
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def _rows(path: Path) -> list[dict]:
 
 def _named(engine: dict) -> str:
     """Its name with the options that were asked for: two settings of one engine are two rows."""
-    return " ".join([engine["name"], *(engine.get("label") or "").split()[1:]])
+    return " ".join([engine["name"], *shlex.split(engine.get("label") or "")[1:]])
 
 
 def _others(test: dict) -> float:
