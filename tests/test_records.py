@@ -56,6 +56,17 @@ def test_an_axis_of_less_than_two_decades_has_more_labels():
         assert {t.get_text() for t in labels if t.get_text() and low <= t.get_position()[0] <= most} == told
 
 
+def test_what_is_drawn_before_an_axis_is_a_logarithm_stays_in_view():
+    """Page 08 showed two bars of seven and no claimed figure: a bar's ends held the axis, by a linear tolerance."""
+    _, axes = figures.new()
+    axes.barh(0, 1e6 - 7.6, left=7.6)
+    axes.barh(1, 0.03 - 1e-6, left=1e-6)
+    axes.plot(1, 0, "D")
+    figures.log(axes, "x")
+    low, high = axes.get_xlim()
+    assert low <= 1e-6 and high >= 1e6
+
+
 def test_a_thumbnail_leaves_out_the_legends_of_axes_and_of_the_figure(tmp_path):
     for name, legends in (("with", True), ("without", False)):
         figure, axes = figures.new()

@@ -105,6 +105,7 @@ def log(axes: Axes, *names: str, write=lambda value: f"{value:g}") -> None:
         low, high = axis.get_view_interval()
         return write(value) if high < 100 * low and f"{value:e}"[0] in "25" else ""
 
+    axes.use_sticky_edges = False  # its tolerance is linear: a bar that ends at 1e6 would cut off all that is below 10
     for name in names:
         getattr(axes, f"set_{name}scale")("log")
         axis = getattr(axes, f"{name}axis")
