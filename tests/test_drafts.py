@@ -195,7 +195,51 @@ def test_ngrams_go_on_as_the_text_did():
     assert drafter.propose([1, 2, 3, 9, 1, 2, 3], 2, None)[0] == [9, 1]
     assert drafter.propose([1, 2, 3, 9, 1, 2, 3, 8, 7, 1, 2, 3], 2, None)[0] == [8, 7]
     assert drafter.propose([4, 5], 2, None) == ([], [])
+    drafter.follow(None, None)
+    assert drafter.propose([5, 6, 1, 2, 3], 2, None) == ([], [])  # an answer of its own: nothing of one before
     assert Ngrams().propose([7, 7, 7, 7], 4, None)[0] == [7, 7, 7, 7]
+
+
+class _Counted(list):
+    """Tokens that count how many of them are read."""
+
+    read = 0
+
+    def __getitem__(self, at):
+        self.read += len(range(*at.indices(len(self)))) if isinstance(at, slice) else 1
+        return super().__getitem__(at)
+
+    def __iter__(self):
+        self.read += len(self)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("kind", ["ngram", "smaller"])
+def test_a_draft_costs_what_is_new_of_a_sequence(folder, kind):
+    """Each call copied and compared the whole sequence: 100,000 tokens took ten billion steps."""
+    model = model_of(folder, "tiny-llama", mix="F32")
+    drafter = Ngrams() if kind == "ngram" else Smaller(model, model_files.write(folder, "tiny-llama", "Q4_K_M"))
+    drafter.follow(model, model.new_cache(64))
+    tokens, read = _Counted(), []
+    for end in range(2, 42):
+        tokens += [end * end % 7] * 2
+        before = tokens.read
+        drafter.propose(tokens, 2, Sampler())
+        read.append(tokens.read - before)
+    assert max(read[-3:]) <= max(read[1:4]) + 2, read
+
+
+def test_the_sequence_of_an_answer_is_one_list_that_grows(folder):
+    class Kept(Own):
+        given = []  # noqa: RUF012
+
+        def propose(self, tokens, count, sampler):
+            self.given.append(tokens)
+            return super().propose(tokens, count, sampler)
+
+    model, draft = model_of(folder, "tiny-llama"), Kept([1] * 40)
+    kit.generate(model, PROMPT, 30, stop_at_end=False, draft=draft)
+    assert len(draft.given) > 3 and all(each is draft.given[0] for each in draft.given)
 
 
 def test_a_smaller_model_drafts(folder):

@@ -24,7 +24,8 @@ class Drafter(ABC):
     settled = True  # whether the last draft made nothing for the first time, such as a recorded pass: its time counts
 
     def follow(self, model, cache) -> None:  # noqa: B027
-        """Called before the pass over a prompt, with the model and what it will hold of the sequence. Most need neither."""
+        """Called before the pass over a prompt, with the model and what it will hold of the sequence. From here on the tokens
+        that ``propose`` is given only grow, so that a draft costs what is new of them."""
 
     @abstractmethod
     def propose(self, tokens: Sequence[int], count: int, sampler) -> tuple[list[int], list[torch.Tensor | None]]:
@@ -38,22 +39,24 @@ class Ngrams(Drafter):
     name, _LONGEST, _SHORTEST = "ngram", 4, 2
 
     def __init__(self):
+        self.follow(None, None)
+
+    def follow(self, model, cache):
         self._seen: dict[tuple[int, ...], int] = {}  # the last tokens -> what came after them, the last time
-        self._known: list[int] = []
+        self._read = 0  # tokens of the sequence
 
     def propose(self, tokens, count, sampler):
-        tokens = list(tokens)
-        if self._known != tokens[: len(self._known)]:
-            self._seen, self._known = {}, []
-        for end in range(len(self._known), len(tokens)):  # those before ``end`` are followed by the token there
+        if len(tokens) < self._read:  # of another sequence
+            self.follow(None, None)
+        for end in range(self._read, len(tokens)):  # those before ``end`` are followed by the token there
             for n in range(self._SHORTEST, self._LONGEST + 1):
                 if end >= n:
                     self._seen[tuple(tokens[end - n : end])] = end
-        self._known = tokens
+        self._read = len(tokens)
         for n in range(min(self._LONGEST, len(tokens)), self._SHORTEST - 1, -1):
             start = self._seen.get(tuple(tokens[len(tokens) - n :]))
             if start is not None:
-                found = tokens[start : start + count]
+                found = list(tokens[start : start + count])
                 while len(found) < count:  # the end of a text that repeats goes on as it began
                     found += found[: count - len(found)]
                 return found, [None] * count
@@ -67,14 +70,19 @@ class _Decoding(Drafter):
 
     def __init__(self, model):
         self._model, self._cache, self._held, self._mark = model, model.new_cache(), [], None
+        self._sure = 0  # tokens that are both held and of the sequence
         self._sizes: set[int] = set()  # of passes that are recorded
 
+    def follow(self, model, cache):
+        self._sure = 0
+
     def propose(self, tokens, count, sampler):
-        tokens, cache = list(tokens), self._cache
+        cache, held = self._cache, self._held
         if len(tokens) + count > cache.context:
             return [], []
-        same = next((n for n, (a, b) in enumerate(zip(self._held, tokens, strict=False)) if a != b), None)
-        same = min(len(self._held), len(tokens)) if same is None else same
+        both = min(len(held), len(tokens))
+        sure = self._sure if self._sure <= both else 0
+        same = next((n for n in range(sure, both) if held[n] != tokens[n]), both)
         same = min(same, len(tokens) - 1)  # the last is always read, for the logits after it
         if same < cache.length:
             if cache.can_be_cut:
@@ -83,7 +91,8 @@ class _Decoding(Drafter):
                 cache.back_to(self._mark)
             else:
                 cache.truncate(0)
-        rest = tokens[cache.length :]
+        held[same:], self._sure = tokens[same:], len(tokens)
+        rest = list(tokens[cache.length :])
         few = 1 < len(rest) <= MOST + 1 and cache.length > 0  # by a recorded pass
         logits = self._model.verify(rest, cache).logits[-1] if few else self._model.step(rest, cache)
         self._mark = None if cache.can_be_cut else cache.mark()
@@ -97,7 +106,7 @@ class _Decoding(Drafter):
             drafted.append(token)
             chances.append(chance)
             if len(drafted) == count:
-                self._held = tokens if self._again else [*tokens, *drafted[:-1]]
+                held += [] if self._again else drafted[:-1]
                 return drafted, chances
             logits = self._model.step([token], cache)
 
@@ -135,6 +144,7 @@ class Head(_Decoding):
         self.nbytes = round(bytes_used(head_uses(model.file)))
 
     def follow(self, model, cache):
+        super().follow(model, cache)
         cache.keep_states(model.config.hidden_size)
         if self._cache.kept is not cache.kept:
             self._cache.truncate(0)

@@ -131,7 +131,8 @@ def passes(model, cache, prompt, sampler, drafter, most: int, end: Sequence[int]
             if count in known:
                 told.plain.append(time.perf_counter() - middle)
         known.add(count)
-        sequence, done = sequence + new, done + len(new)
+        sequence += new  # the list that the drafter knows grows: a copy for each token would be quadratic
+        done += len(new)
         if not told.off and told.loses:
             told.off = done
         yield new, time.perf_counter() - start, count

@@ -161,7 +161,7 @@ def _generated(model, prompt, max_tokens, sample, on_text, stop_at_end, cache, d
     answer = Generation(tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt))
     cache = model.new_cache() if cache is None else cache
     detokenize = tokenizer.stream() if tokenizer else lambda token: ""
-    before, ends, counts = len(model.trace), tokenizer.end_tokens if stop_at_end and tokenizer else (), []
+    before, ends, counts, text = len(model.trace), tokenizer.end_tokens if stop_at_end and tokenizer else (), [], []
     if draft is None:
         each = _passes(model, cache, answer.prompt, sample)
     else:
@@ -172,7 +172,7 @@ def _generated(model, prompt, max_tokens, sample, on_text, stop_at_end, cache, d
         for token in tokens:
             answer.tokens.append(token)
             piece = detokenize(token)
-            answer.text += piece
+            text.append(piece)
             if on_text and piece:
                 on_text(piece)
         if tokens[-1] in ends:
@@ -183,6 +183,7 @@ def _generated(model, prompt, max_tokens, sample, on_text, stop_at_end, cache, d
         if cache.length == cache.context:
             answer.stopped = "context"
             break
+    answer.text = "".join(text)
     has_run(model.file)
     answer.nbytes = bytes_read(model.file, model.trace.spans[before:], counts)
     return answer
