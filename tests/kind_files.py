@@ -264,6 +264,28 @@ def step35(layers=5):
     return file.ends()
 
 
+def mimo2(local=(0, 1, 1, 0, 1)):
+    """Values are smaller than keys and have a factor; layers with a window have more heads, and sinks; a layer's projections
+    may be one matrix."""
+    file = File(
+        "mimo2", len(local), attention__head_count=[8 if near else 4 for near in local],
+        attention__head_count_kv=[4 if near else 2 for near in local], attention__key_length=64, attention__value_length=32,
+        attention__value_scale=0.6, rope__dimension_count=16, rope__freq_base=1e6, rope__freq_base_swa=1e4,
+        attention__sliding_window=8, expert_count=8, expert_used_count=2, expert_feed_forward_length=64,
+    )  # fmt: skip
+    file.metadata["mimo2.attention.sliding_window_pattern"] = np.array(local, bool)
+    for layer, near in enumerate(local):
+        heads, kv = (8, 4) if near else (4, 2)
+        file.layer(layer, attn_norm=H, ffn_norm=H)
+        if layer == 2:
+            file.layer(layer, attn_qkv=(heads * 64 + kv * 96, H))
+        else:
+            file.layer(layer, attn_q=(heads * 64, H), attn_k=(kv * 64, H), attn_v=(kv * 32, H))
+        file.layer(layer, attn_output=(H, heads * 32), **dict(attn_sinks=heads) if near else {})
+        network(file, layer, shared=0)
+    return file.ends()
+
+
 def afmoe(layers=5):
     """A gate for each number of attention; norms before and after both networks."""
     file = File(
@@ -312,6 +334,7 @@ FILES = {
     "glm5-next": glm5_next,
     "step35": step35,
     "afmoe": afmoe,
+    "mimo2": mimo2,
     "gemma3n": gemma3n,
     "gemma3n-shared": lambda: gemma3n(22),
     "llama4": llama4,

@@ -24,7 +24,7 @@ from kit.model.hyperparameters import read_config
 PERIODS = {"glm-dsa": (8,), "deepseek32": (8,), "kimi-linear": (4, 16), "bailingmoe3": (4, 16), "qwen4exp": (4, 12)}
 PERIODS["qwen4exp-ngrams"] = (3, 11)
 PERIODS["llama4"] = (4,)
-PERIODS |= {name: (8,) for name in ("step35", "afmoe")}
+PERIODS |= {name: (8,) for name in ("step35", "afmoe", "mimo2")}
 PERIODS["glm5-next"] = (4, 12)
 PERIODS |= {name: (8,) for name in ("gemma3n", "gemma3n-shared")}
 PERIODS |= {name: (4, 16) for name in ("mamba", "falcon-mamba", "jamba")}
@@ -143,6 +143,7 @@ def test_every_tensor_is_needed_and_another_is_refused(folder, name):
         for number, layer in enumerate(config.layers) if getattr(layer.mixer, "source", None) is not None
         for name in ("attn_k", "attn_v", "attn_k_norm")
     }  # fmt: skip
+    idle |= {tensor for tensor in file.tensors if ARCHITECTURES[config.architecture].sinks == "stored" and "sinks" in tensor}
     for tensor in sorted(set(file.tensors) - {*config.optional_tensors(), *idle, "output.weight"}):
         with pytest.raises(ModelError, match=r"the tensor '.*' (is missing|has shape|has no place)") as caught:
             read_config(changed(file, without=[tensor]))
@@ -290,6 +291,12 @@ BAD = [  # (file, keys, a tensor that is left out, what the error names)
     ("step35", {"attention.head_count": [4, 8]}, "", "attention.head_count"),
     ("step35", {}, "blk.1.attn_gate.weight", "blk.1.attn_gate.weight"),
     ("afmoe", {}, "blk.0.attn_gate.weight", "blk.0.attn_gate.weight"),
+    ("mimo2", {"attention.sliding_window": None}, "", "attention.sliding_window"),
+    ("mimo2", {"attention.sliding_window_pattern": [True, False]}, "", "attention.sliding_window_pattern"),
+    ("mimo2", {"attention.head_count_kv": [2, 4]}, "", "attention.head_count_kv"),
+    ("mimo2", {"attention.value_length": 96}, "", "values of 96 elements, keys of 64"),
+    ("mimo2", {"attention.value_length": None}, "", "blk.0.attn_v.weight"),
+    ("mimo2", {}, "blk.1.attn_v.weight", "blk.1.attn_v.weight"),
     ("gemma3n", {"altup.num_inputs": 3}, "", "altup.num_inputs"),
     ("gemma3n", {"altup.active_idx": 1}, "", "altup.active_idx"),
     ("gemma3n", {"activation_sparsity_scale": [1.0]}, "", "activation_sparsity_scale"),
@@ -324,7 +331,8 @@ def test_a_table_of_experts_that_are_not_there_is_refused(tmp_path, experts):
 
 
 @pytest.mark.parametrize(
-    "name", ["glm-dsa", "kimi-linear", "qwen4exp-ngrams", "deepseek4", "glm5-next", "jamba", "llama4", "step35", "afmoe"]
+    "name",
+    ["glm-dsa", "kimi-linear", "qwen4exp-ngrams", "deepseek4", "glm5-next", "jamba", "llama4", "step35", "afmoe", "mimo2"],
 )
 def test_a_mixture_of_these_families_runs_from_slots_bit_for_bit(folder, name):
     """Experts in a few slots, as under ``--memory``: the same tokens."""

@@ -60,7 +60,8 @@ class Architecture:
     soft_caps: tuple = (None, None)  # of scores and of logits, if the file has none, 0: no cap; None: no file has one
     clamped: bool = False  # a file may limit queries, keys and values
     gate: str = ""  # of what attention gives, a sigmoid of a product with its input: by "head", by "element"
-    sinks: bool = False  # attention sinks: a further logit of each head in the softmax, without a value
+    sinks: str = ""  # attention sinks, a further logit of each head in the softmax without a value: "always", or where "stored"
+    values_sized: bool = False  # attention: values have a size of their own, and files may say a factor of them
     chunk: int = 0  # layers with a window attend within chunks of so many positions, by which others' queries grow
     period: int = (
         0  # in each group of this many layers the last attends to all positions; 0: all have the window; -1: by the file
@@ -240,8 +241,12 @@ ARCHITECTURES = {
     "afmoe": Architecture(
         "neox", _SANDWICH, qk_norm="head", root_scaled=True, period=4, no_rope_every=4, gate="element", gating=2, **_SAID
     ),
+    "mimo2": Architecture(
+        "neox", period=-1, local_base=10000.0, local_scaled=False, sinks="stored", values_sized=True, routed_stored=True,
+        gating=2,
+    ),
     "llama4": Architecture(
         qk_norm="bare", chunk=8192, period=4, no_rope_every=4, gating=2, normed=False, share_inside=True, shared_always=True
     ),
-    "gpt-oss": Architecture("neox", _LATE, activation="clamped", sinks=True, period=2),
+    "gpt-oss": Architecture("neox", _LATE, activation="clamped", sinks="always", period=2),
 }  # fmt: skip

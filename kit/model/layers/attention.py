@@ -37,6 +37,8 @@ class Attention(LayerKind):
     qk_norm: str = ""
     fused: bool = False  # attn_qkv is the rows of q, k and v
     sinks: bool = False  # a further logit of each head in the softmax, without a value
+    value_size: int = 0  # elements of a value, which is padded to those of a key; 0: as many
+    value_scale: float = 1.0  # a factor of values
     value_norm: bool = False  # values are normed by head, without weights
     has_values: bool = True  # False: values are the keys before their norm and RoPE
     source: int | None = None  # the layer whose keys and values it attends to; None: its own
@@ -50,7 +52,12 @@ class Attention(LayerKind):
     def of(cls, facts, layer: int) -> "Attention":
         """From the metadata (kit.model.hyperparameters.Facts) and the architecture's row."""
         family, keys = facts.family, facts.keys
-        keys.same("attention.value_length", facts.head_dim, "the size of a key")
+        value = {}
+        if family.values_sized:
+            size = keys.count("attention.value_length", facts.head_dim, least=1)
+            value = dict(value_size=size, value_scale=keys.number("attention.value_scale", 0) or 1.0)
+        else:
+            keys.same("attention.value_length", facts.head_dim, "the size of a key")
         if family.local_sized:
             keys.same("attention.value_length_swa", facts.local_dim, "the size of a key")
         return cls(
@@ -64,25 +71,27 @@ class Attention(LayerKind):
             cap=facts.soft_cap("attn_logit_softcapping", family.soft_caps[0]),
             limit=keys.number("attention.clamp_kqv", 0) if family.clamped else 0.0,
             qk_norm="" if family.qk_norm == "bare" and facts.experts == _UNNORMED else family.qk_norm,
-            fused="attn" in family.fused,
-            sinks=family.sinks,
+            fused="attn" in family.fused or f"blk.{layer}.attn_qkv.weight" in facts.stored,
+            sinks=bool(family.sinks) and (family.sinks == "always" or f"blk.{layer}.attn_sinks.weight" in facts.stored),
             value_norm=family.value_norm,
             has_values=not family.values_are_keys or f"blk.{layer}.attn_v.weight" in facts.stored or not facts.stored,
             source=facts.sources[layer],
             chunks=Chunks(family.chunk) if family.chunk and facts.windows[layer] else None,
             gate=family.gate,
             gated=family.output_gated,
+            **value,
         )
 
     def tensors(self) -> Iterator[Tensor]:
         q, kv, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden_size
+        size = self.value_size or self.head_dim
         if self.fused:
-            yield from matrix("attn_qkv", q + 2 * kv, hidden)
+            yield from matrix("attn_qkv", q + kv + self.kv_heads * size, hidden)
         else:
             yield from matrix("attn_q", (1 + self.gated) * q, hidden)
             yield from self._own(*matrix("attn_k", kv, hidden))
             if self.has_values:
-                yield from self._own(*matrix("attn_v", kv, hidden))
+                yield from self._own(*matrix("attn_v", self.kv_heads * size, hidden))
         if self.qk_norm and self.qk_norm != "bare":
             each = self.qk_norm != "all"
             yield from vector("attn_q_norm", self.head_dim if each else q)
@@ -90,19 +99,20 @@ class Attention(LayerKind):
         if self.sinks:
             yield from vector("attn_sinks", self.heads)
         if self.gate:
-            yield from matrix("attn_gate", q if self.gate == "element" else self.heads, hidden)
-        yield from matrix("attn_output", hidden, q)
+            yield from matrix("attn_gate", self.heads * (size if self.gate == "element" else 1), hidden)
+        yield from matrix("attn_output", hidden, self.heads * size)
 
     def _own(self, *tensors):
         """Tensors that no token reads in a layer which attends to another's keys and values."""
         return (each if self.source is None else each._replace(required=False, read=False) for each in tensors)
 
     def widths(self) -> Iterator[int]:
-        yield from (self.head_dim, self.heads * self.head_dim, self.rope.dims if self.rope else 0)
+        yield from (self.head_dim, self.heads * self.head_dim, self.rope.dims if self.rope else 0, self.value_size)
 
     def problems(self):
         yield from heads_problems(self)
         whole = not self.rope or not self.rope.growth or self.rope.dims + self.rope.still == self.head_dim
+        yield self.value_size <= self.head_dim, f"values of {self.value_size} elements, keys of {self.head_dim}"
         yield whole, "queries that grow with the position, of which RoPE turns a part"
 
     @property
@@ -127,6 +137,8 @@ class Attention(LayerKind):
             mixed = ops.attend(layer, q, k, v)
         else:
             mixed = self._to_others(ops, layer, block, input)
+        if self.value_size:
+            mixed = ops.join((mixed.unflatten(1, (self.heads, -1))[..., : self.value_size],), self.value_size).flatten(1)
         if self.gated:
             mixed = ops.activate("sigmoid", gate, mixed)
         else:
@@ -144,7 +156,8 @@ class Attention(LayerKind):
         """q, k and v, (tokens, heads, head_dim) each, before RoPE; and the gate (tokens, heads * head_dim), or None."""
         gate = None
         if self.fused:
-            sizes = [count * self.head_dim for count in (self.heads, self.kv_heads, self.kv_heads)]
+            sizes = [self.heads * self.head_dim, self.kv_heads * self.head_dim]
+            sizes.append(self.kv_heads * (self.value_size or self.head_dim))
             q, k, v = ops.linear(f"{block}attn_qkv.weight", input).split(sizes, 1)
         else:
             q, k = (ops.linear(f"{block}attn_{part}.weight", input) for part in "qk")
@@ -155,6 +168,10 @@ class Attention(LayerKind):
         if self.qk_norm == "all":
             q, k = _normed(ops, block, q, k)
         q, k, v = (part.unflatten(1, (heads, -1)) for part, heads in ((q, self.heads), (k, self.kv_heads), (v, self.kv_heads)))
+        if self.value_scale != 1:
+            ops.scale(v, self.value_scale)
+        if self.value_size:
+            v = ops.join((v,), self.head_dim)
         if self.gated:
             q, gate = (ops.join((part,), self.head_dim) for part in q.split(self.head_dim, 2))
             gate = gate.flatten(1)
