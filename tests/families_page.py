@@ -12,6 +12,7 @@ import kind_files
 import llama_cpp
 import model_files
 import numpy as np
+import reference_phimoe
 import row_files
 
 import kit
@@ -25,6 +26,7 @@ TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 500, 30)]
 COLUMNS = "family", "mixers", "prompt", "token by token", "int8", "KiB at 0", "KiB at 32K"
 FAR = 32768
 BEGIN = 5
+AUTHORS = {"phimoe": reference_phimoe.of}  # whose logits count, because llama.cpp has another model
 ALIKE = 1e-5  # a larger difference of exact products is an exception that the page names
 
 
@@ -51,13 +53,15 @@ def error(got, right) -> float:
 
 def row(path, small, tokens) -> tuple[str, ...]:
     """The cells of a family but its name: ``path`` of F32, ``small`` of Q8_0."""
-    model, right = kit.Transformer(kit.Weights(kit.open(path)), linear="fused"), llama_cpp.logits(path, tokens)
+    model = kit.Transformer(kit.Weights(kit.open(path)), linear="fused")
+    logits = AUTHORS.get(model.config.architecture, llama_cpp.logits)
+    right = logits(path, tokens)
     assert model.unplanned == ""
     prompt, cache = model.logits(tokens).numpy(), model.new_cache(64)
     assert (prompt.argmax(1) == right.argmax(1)).all()
     steps = [model.step(tokens[:BEGIN], cache), *(model.step([token], cache) for token in tokens[BEGIN:])]
     rounded = kit.Transformer(kit.Weights(kit.open(small)), linear="fused-int8").logits(tokens).numpy()
-    errors = error(prompt, right), error(np.stack(steps), right[BEGIN - 1 :]), error(rounded, llama_cpp.logits(small, tokens))
+    errors = error(prompt, right), error(np.stack(steps), right[BEGIN - 1 :]), error(rounded, logits(small, tokens))
     mixers = dict.fromkeys(kind.partition(",")[0] for kind in by_kind(model.config))
     return ", ".join(mixers), *(f"{each:.0e}" for each in errors), *(f"{read(model, at) / 1024:,.0f}" for at in (0, FAR))
 

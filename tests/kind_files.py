@@ -286,6 +286,25 @@ def mimo2(local=(0, 1, 1, 0, 1)):
     return file.ends()
 
 
+def phimoe(long=False):
+    """LayerNorm, and shares that are softmaxes over near scores; ``long``: with LongRoPE, of which files have another scale."""
+    file = File("phimoe", 3, feed_forward_length=64, attention__head_count_kv=2, rope__dimension_count=32,
+                expert_count=8, expert_used_count=2)  # fmt: skip
+    if long:
+        file.keys(rope__scaling__original_context_length=4096, rope__scaling__attn_factor=1.19)
+        for which, most in (("long", 4), ("short", 2)):
+            file.tensors[f"rope_factors_{which}.weight"] = np.linspace(1, most, 16).astype(np.float32)
+    for layer in range(3):
+        file.layer(layer, attn_norm=H, ffn_norm=H, attn_norm__bias=H, ffn_norm__bias=H)
+        file.attention(layer, norm="", attn_q__bias=128, attn_k__bias=64, attn_v__bias=64, attn_output__bias=H)
+        file.mixture(layer)
+        scores = f"blk.{layer}.ffn_gate_inp.weight"
+        file.tensors[scores][1::2] = 1.001 * file.tensors[scores][::2]  # each has one that is near
+    file.ends().tensor("output_norm.bias", H, mean=False)
+    file.tensor("output.bias", V)
+    return file
+
+
 def afmoe(layers=5):
     """A gate for each number of attention; norms before and after both networks."""
     file = File(
@@ -335,6 +354,8 @@ FILES = {
     "step35": step35,
     "afmoe": afmoe,
     "mimo2": mimo2,
+    "phimoe": phimoe,
+    "phimoe-long": lambda: phimoe(long=True),
     "gemma3n": gemma3n,
     "gemma3n-shared": lambda: gemma3n(22),
     "llama4": llama4,

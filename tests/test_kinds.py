@@ -8,6 +8,7 @@ import llama_cpp
 import numpy as np
 import pytest
 import reference_gemma3n
+import reference_phimoe
 import torch
 import torch.nn.functional as F
 from test_family_files import TOKENS, changed, decode, errors, model_of
@@ -24,7 +25,7 @@ from kit.model.hyperparameters import read_config
 PERIODS = {"glm-dsa": (8,), "deepseek32": (8,), "kimi-linear": (4, 16), "bailingmoe3": (4, 16), "qwen4exp": (4, 12)}
 PERIODS["qwen4exp-ngrams"] = (3, 11)
 PERIODS["llama4"] = (4,)
-PERIODS |= {name: (8,) for name in ("step35", "afmoe", "mimo2")}
+PERIODS |= {name: (8,) for name in ("step35", "afmoe", "mimo2", "phimoe", "phimoe-long")}
 PERIODS["glm5-next"] = (4, 12)
 PERIODS |= {name: (8,) for name in ("gemma3n", "gemma3n-shared")}
 PERIODS |= {name: (4, 16) for name in ("mamba", "falcon-mamba", "jamba")}
@@ -37,6 +38,9 @@ WORST = 1e-5  # of a token; half of all are below a third of it
 MORE = {"gemma3n": 10, "gemma3n-shared": 10}  # times that: gates cut at a number that all of them move
 
 
+AUTHORS = {"gemma3n": reference_gemma3n.of, "phimoe": reference_phimoe.of}
+
+
 def close(got, right, name="") -> bool:
     """The error of the kit's logits, over their spread."""
     found, worst = errors(np.asarray(got), right), WORST * MORE.get(name, 1)
@@ -45,13 +49,14 @@ def close(got, right, name="") -> bool:
 
 @pytest.fixture(scope="module")
 def right(folder):
-    """The logits of a file by llama.cpp, or by the family's authors where llama.cpp has GELU in a table of float16."""
+    """The logits of a file by llama.cpp; or by the family's authors, where llama.cpp has another model, or GELU in a table of
+    float16."""
     known = {}
 
     def of(name):
         if name not in known:
             path = kind_files.write(folder, name)
-            known[name] = reference_gemma3n.of(path, TOKENS) if "gemma3n" in name else llama_cpp.logits(path, TOKENS)
+            known[name] = AUTHORS.get(name.partition("-")[0], llama_cpp.logits)(path, TOKENS)
         return known[name]
 
     return of
@@ -291,6 +296,12 @@ BAD = [  # (file, keys, a tensor that is left out, what the error names)
     ("step35", {"attention.head_count": [4, 8]}, "", "attention.head_count"),
     ("step35", {}, "blk.1.attn_gate.weight", "blk.1.attn_gate.weight"),
     ("afmoe", {}, "blk.0.attn_gate.weight", "blk.0.attn_gate.weight"),
+    ("phimoe", {"attention.layer_norm_rms_epsilon": None}, "", "attention.layer_norm_rms_epsilon"),
+    ("phimoe", {"expert_used_count": None}, "", "expert_used_count"),
+    ("phimoe", {"expert_used_count": 9}, "", "9 of 8 experts"),
+    ("phimoe", {"expert_gating_func": 1}, "", "expert_gating_func' should be absent"),
+    ("phimoe", {"expert_weights_scale": 2.0}, "", "expert_weights_scale"),
+    ("phimoe", {}, "blk.1.ffn_gate_inp.weight", "blk.1.ffn_gate_inp.weight"),
     ("mimo2", {"attention.sliding_window": None}, "", "attention.sliding_window"),
     ("mimo2", {"attention.sliding_window_pattern": [True, False]}, "", "attention.sliding_window_pattern"),
     ("mimo2", {"attention.head_count_kv": [2, 4]}, "", "attention.head_count_kv"),
@@ -332,7 +343,19 @@ def test_a_table_of_experts_that_are_not_there_is_refused(tmp_path, experts):
 
 @pytest.mark.parametrize(
     "name",
-    ["glm-dsa", "kimi-linear", "qwen4exp-ngrams", "deepseek4", "glm5-next", "jamba", "llama4", "step35", "afmoe", "mimo2"],
+    [
+        "glm-dsa",
+        "kimi-linear",
+        "qwen4exp-ngrams",
+        "deepseek4",
+        "glm5-next",
+        "jamba",
+        "llama4",
+        "step35",
+        "afmoe",
+        "mimo2",
+        "phimoe",
+    ],
 )
 def test_a_mixture_of_these_families_runs_from_slots_bit_for_bit(folder, name):
     """Experts in a few slots, as under ``--memory``: the same tokens."""

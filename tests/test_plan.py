@@ -17,7 +17,7 @@ from kit.cpu import attention, elementwise, operations, threads
 from kit.cpu import routing as routing_
 from kit.cpu.simd.vectors import inner
 from kit.cpu.tasks import task
-from kit.gguf.keys import ROOTED, SIGMOID, SOFTMAX
+from kit.gguf.keys import ROOTED, SIGMOID, SOFTMAX, SPARSEMIXER
 from kit.lab.synthetic.geometry import GEOMETRIES
 from kit.lab.synthetic.write import synthesize
 from kit.model import plan
@@ -192,7 +192,7 @@ def test_what_cannot_be_recorded_says_why_and_runs(folder, name, how, reason):
 @settings(max_examples=60, deadline=None)
 @given(
     groups=st.sampled_from([1, 2, 4]), size=st.integers(3, 40), used=st.integers(1, 6), groups_used=st.integers(1, 4),
-    gating=st.sampled_from([SOFTMAX, SIGMOID, ROOTED]), given_=st.booleans(),
+    gating=st.sampled_from([SOFTMAX, SIGMOID, ROOTED, SPARSEMIXER]), given_=st.booleans(),
     normed=st.booleans(), biased=st.booleans(), seed=st.integers(0, 2**32 - 1),
     equal=st.sampled_from([None, 1, 40]),
 )  # fmt: skip
@@ -200,6 +200,8 @@ def test_experts_are_chosen_as_by_torch(groups, size, used, groups_used, gating,
     """The choice, the shares, and the arguments that it sets: an expert's address, and the bits of its share. ``equal``: scores
     are a few whole numbers times that, of which many are equal; sigmoids of the largest are 1. ``given_``: they are chosen
     already, and shares alone come from the scores."""
+    if gating == SPARSEMIXER:  # which no table, group or bias goes with
+        groups, given_, biased, normed = 1, False, False, False
     experts, groups_used = groups * size, min(groups, groups_used)
     routing = Routing(min(used, groups_used * size), gating, normed, 1.5, groups, groups_used)
     draw = np.random.default_rng(seed)

@@ -8,12 +8,13 @@ from numba import types
 
 from kit.cpu.elementwise import as_bits, exp_of_negative, sigmoid, softplus
 from kit.cpu.simd.memory import load, store
-from kit.cpu.simd.vectors import bitcast, f32x16, inner
+from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, inner, select
 from kit.cpu.tasks import Step, task
-from kit.gguf.keys import ROOTED, SIGMOID, SOFTMAX
+from kit.gguf.keys import NEAR, ROOTED, SIGMOID, SOFTMAX, SPARSEMIXER
 
 f32, i64, u8, u32 = types.float32, types.int64, types.uint8, types.uint32
 _LEAST = np.float32(2**-14)  # by which shares are divided
+_GONE = np.float32(-3e38)  # the rank of what is chosen, where others are compared with the best that is left
 
 
 def step(scores: torch.Tensor, chosen, shares, routing, bias=None, scales=None, given: bool = False) -> Step:
@@ -82,6 +83,9 @@ def _choose(
             if not load(u8, taken + n) and (first < 0 or load(f32, rank + 4 * n) > largest):
                 first, largest = n, load(f32, rank + 4 * n)
         store(taken + first, u8(2))
+        if gating == SPARSEMIXER:
+            store(share + 4 * first, _among_near(rank, experts, largest, best))
+            store(rank + 4 * first, _GONE)
     place, total = 0, f32(0)
     for n in range(experts):
         if load(u8, taken + n) == 2:
@@ -101,7 +105,7 @@ def _choose(
 
 @inner
 def _shares(scores, experts, gating, share):
-    """The softmax of the scores, their sigmoids, or the roots of their softplus."""
+    """The softmax of the scores, their sigmoids, the roots of their softplus, or the scores."""
     largest, total = f32(-math.inf), f32(0)
     for n in range(experts):
         largest = max(largest, load(f32, scores + 4 * n))
@@ -109,6 +113,8 @@ def _shares(scores, experts, gating, share):
         x = load(f32x16, scores + at)
         if gating == ROOTED:
             store(share + at, softplus(x))
+        elif gating == SPARSEMIXER:
+            store(share + at, x)
         else:
             store(share + at, sigmoid(x) if gating == SIGMOID else exp_of_negative(x - largest))
     for n in range(experts):
@@ -117,6 +123,20 @@ def _shares(scores, experts, gating, share):
         total += load(f32, share + 4 * n)
     for at in range(0, 4 * experts if gating == SOFTMAX else 0, 64):
         store(share + at, load(f32x16, share + at) / total)
+
+
+@inner
+def _among_near(rank, experts, largest, scratch):
+    """The softmax of the largest score among those near it."""
+    total, best = f32(0), broadcast(f32x16, largest)
+    for at in range(0, 4 * experts, 64):
+        x = load(f32x16, rank + at)
+        size = select(x > 0, x, 0 - x)
+        size = select(size > best, size, best)
+        store(scratch + at, select(best - x > size * f32(NEAR), broadcast(f32x16, 0), exp_of_negative(x - best)))
+    for n in range(experts):
+        total += load(f32, scratch + 4 * n)
+    return f32(1) / total
 
 
 @inner

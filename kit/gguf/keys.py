@@ -13,6 +13,8 @@ from kit.gguf.metadata import MetadataArray
 
 REQUIRED: Any = object()  # as a default: a file without the key is an error
 SOFTMAX, SIGMOID, ROOTED = 1, 2, 4  # how shares come from a router's scores, as files say it; the last: sqrt(softplus)
+SPARSEMIXER = -1  # no file says it: softmax over the scores that are near the best of those not yet chosen (Liu et al. 2024)
+NEAR = 0.02  # of the larger of both sizes
 
 
 class Keys:

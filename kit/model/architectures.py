@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from kit.gguf.keys import SPARSEMIXER
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -16,7 +18,8 @@ class Architecture:
 
     rope: str = "interleaved"
     norms: tuple[str, str, str, str] = ("attn_norm", "", "ffn_norm", "")
-    layer_norm: str = ""  # LayerNorm in place of RMSNorm: "weighted", with biases if the file has them, or "bare"
+    # LayerNorm in place of RMSNorm: "weighted", with biases if the file has them; "rms": with RMSNorm's epsilon; "bare"
+    layer_norm: str = ""
     # norm of queries and keys before RoPE: by "head", over "all" heads, by head where "stored"; "after" it; "bare": after it,
     # without weights, where there is RoPE
     qk_norm: str = ""
@@ -70,6 +73,7 @@ class Architecture:
     local_divided: bool = True  # the divisors of RoPE's frequencies apply to layers with a window too
     local_sized: bool = False  # heads of layers with a window may have a size of their own
     local_base: float | None = 0.0  # RoPE base of layers with a window; 0: that of the others; None: no file says another
+    long_scale: float = 0.0  # of what RoPE turns, in files that have LongRoPE's divisors; 0: as files say
     long: bool = False  # RoPE's divisors are LongRoPE's in every file; elsewhere where rope.scaling.type says so
     local_scaled: bool = True  # RoPE scaling applies to layers with a window too
     global_half: bool = False  # RoPE of layers without a window turns half as many elements
@@ -197,6 +201,9 @@ ARCHITECTURES = {
     "phi2": Architecture("neox", _PARALLEL, layer_norm="weighted", fused=("attn",), gated=False, activation="gelu"),
     "nemotron": Architecture("neox", layer_norm="weighted", gated=False, activation="squared_relu"),
     "phi3": Architecture("neox", fused=("attn", "ffn"), long=True),
+    "phimoe": Architecture(  # Phi-3.5-MoE alone has LongRoPE, and a scale that files do not have
+        "neox", layer_norm="rms", gating=SPARSEMIXER, normed=False, long=True, long_scale=1.243163121016122
+    ),
     "smollm3": Architecture(no_rope_every=4),
     "olmo2": Architecture(
         "neox", ("", "post_attention_norm", "", "post_ffw_norm"), qk_norm="all", period=4, local_scaled=False,

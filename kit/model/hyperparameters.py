@@ -82,7 +82,7 @@ def described_config(file, vocabulary: int, tied: bool) -> Config:
         layers=tuple(map(facts.layer, range(facts.count))),
         hidden_size=facts.hidden_size,
         context=keys.count("context_length"),
-        norm_eps=keys.number(f"attention.layer_norm_{'' if family.layer_norm else 'rms_'}epsilon"),
+        norm_eps=keys.number(f"attention.layer_norm_{'rms_' if family.layer_norm in ('', 'rms') else ''}epsilon"),
         embedding_scale=facts.multiplier("embedding_scale", math.sqrt(facts.hidden_size) if family.root_scaled else 1.0),
         residual_scale=facts.multiplier("residual_scale", 1.0),
         logit_scale=1 / (keys.number("logit_scale", 0) or 1.0)
@@ -237,6 +237,8 @@ class Facts:
         )  # granite without RoPE sets it to false
         dims = keys.count("rope.dimension_count", self.head_dim, least=not family.latent_still)
         rope = _rope(keys, dims if positions else 0, family.long)
+        if family.long_scale and "rope_factors_long.weight" in self.stored:
+            rope = replace(rope, attention_factor=family.long_scale)
         if family.growing:
             grown, multiplier = rope.grown, keys.number("rope.scaling.yarn_log_multiplier", 0)
             if rope.yarn and multiplier:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kit.errors import ModelError
-from kit.gguf.keys import SOFTMAX
+from kit.gguf.keys import SOFTMAX, SPARSEMIXER
 from kit.model.layers.dense import Dense, hidden, limits, parts, shape_of, stacks
 from kit.model.layers.kind import LayerKind, Tensor, matrix, vector
 
@@ -16,7 +16,7 @@ class Routing(NamedTuple):
     """How a token's experts are chosen from a router's scores."""
 
     used: int
-    gating: int  # an expert's share: SOFTMAX over all scores, SIGMOID or ROOTED (kit.gguf.keys) of its own
+    gating: int  # an expert's share: SOFTMAX over all scores, SIGMOID or ROOTED of its own, SPARSEMIXER (kit.gguf.keys)
     normed: bool  # the shares of the chosen are divided by their sum
     scale: float
     groups: int  # experts are chosen from the ``groups_used`` best groups alone; 1: from all
@@ -131,6 +131,8 @@ def _shares(facts) -> tuple[int, bool, float]:
     says otherwise is an error, because llama.cpp does not read it. 3, softmax over the chosen, is softmax and ``normed``."""
     family, keys = facts.family, facts.keys
     if not family.gating_said:
+        if family.gating == SPARSEMIXER and keys.count(key := "expert_gating_func", 0):
+            keys.fail(key, "absent, because such a model has shares of its own", f"is {keys.count(key)}")
         also = (0, 3) if family.gating == 1 and family.normed else (0,)
         keys.same("expert_gating_func", family.gating, "as in every such model", or_else=also)
     if not family.shares_said:
