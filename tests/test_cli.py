@@ -74,6 +74,12 @@ def test_no_error_is_more_than_a_line_or_moves_a_terminal_s_cursor():
     test_an_expected_error_is_one_line_and_exit_code_2(named, right)
 
 
+def test_a_word_without_an_end_hides_no_reason():
+    """`--linear aaa...` (3,000 times) was 2,000 letters a, without the choices."""
+    said = cli._line(f"linear {'a' * 3000!r}: pick exact or int8")
+    assert len(said) < 260 and said.endswith("aa': pick exact or int8") and cli._line("b" * 299) == "b" * 299
+
+
 def test_a_closed_standard_input_is_one_line(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(KitError, match="standard input is closed: name a file"):

@@ -4,13 +4,19 @@ import json
 
 import documented
 import model_files
+import pandas as pd
 import pytest
+import test_remote
 from click.testing import CliRunner
+from invented import MACHINE
 
+import kit
 from kit.lab.commands import cli
-from kit.lab.explaining import quick
+from kit.lab.explaining import beside_kit, quick, study
 from kit.lab.measuring.busy import Busy
 from kit.lab.report import ahead
+
+serve = test_remote.serve
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +52,23 @@ def test_quick_says_file_fit_and_limit_and_runs_nothing(llama, monkeypatch):
 
 def test_quick_gives_no_limit_of_a_busy_minute(llama, monkeypatch, crowded):
     _nothing_compiles(monkeypatch)
+    monkeypatch.setattr(quick, "reads", lambda: pytest.fail("torch is imported for it: it took four of five seconds"))
     done = run("explain", llama, "--quick")
     assert done.stdout.startswith("Busy machine: ") and "At most" not in done.stdout
     assert json.loads(run("explain", llama, "--quick", "--json").stdout)["limit"] is None
+
+
+@pytest.mark.parametrize("words", [["explain"], ["inspect"], ["models"]])
+def test_no_command_gives_the_limit_of_a_busy_minute(llama, monkeypatch, crowded, serve, words):
+    """`kit explain URL` said "at most 12.7 tokens per second here" of a loaded second, and `kit models` of each model."""
+    monkeypatch.setattr(quick, "look", lambda seconds: 0.0)
+    monkeypatch.setattr("kit.gguf.stores.everywhere", lambda: {"tiny": llama})
+    server = serve({"/tiny.gguf": llama.read_bytes()})
+    asked = words if words == ["models"] else [*words, f"{server.url}/tiny.gguf"]
+    done = run(*asked)
+    assert done.exit_code == 0 and done.stdout.startswith("Busy machine: ") and "per second here" not in done.stdout
+    told = json.loads(run(*asked, "--json").stdout)
+    assert (told["rows"][0]["tokens_per_second"] if words == ["models"] else told["limit"]) is None
 
 
 def test_explain_begins_with_file_fit_and_limit_before_it_compiles(llama, monkeypatch):
@@ -57,6 +77,30 @@ def test_explain_begins_with_file_fit_and_limit_before_it_compiles(llama, monkey
     monkeypatch.setattr(ahead, "kernels", lambda *given, **more: (_ for _ in ()).throw(KeyboardInterrupt))
     text = " ".join(run("explain", llama).stdout.split())
     assert "architecture llama" in text and "It fits: 1.47 MiB of blocks" in text and "tokens per second at most" in text
+
+
+def test_on_a_busy_machine_what_is_no_comparison_or_takes_long_is_left_out(llama, monkeypatch):
+    """`kit explain` of 135M weights took more than five minutes beside other work: prompts alone one."""
+    asked = {}
+    monkeypatch.setattr(study.peers, "readings", lambda *of: asked.update(share=of[-1]) or {})
+    monkeypatch.setattr(study, "quality", lambda file, names, tokens: asked.update(names=names) or pd.DataFrame())
+    monkeypatch.setattr(study, "tokens_for", lambda weights, thorough=False: 100)
+    monkeypatch.setattr(study.depth, "measured", lambda file: asked.update(depth=True) or [])
+    monkeypatch.setattr(beside_kit, "_LEAST", 0)
+    monkeypatch.setattr(beside_kit.arithmetic, "probe", lambda: asked.update(arithmetic=True) or {})
+    for others, minute, left_out in ((1.6, 50.0, True), (1.6, float("inf"), False), (0.0, 50.0, False)):
+        asked.clear()
+        with kit.open(llama) as file:
+            made = study.Study(file, lambda: None, 1 << 30, minute=minute)
+            made.__dict__ |= {"runs": True, "machine": MACHINE, "losses": {}}
+            made.busy.others = others
+            monkeypatch.setattr(study.Study, "read_gbps", 10.0)
+            assert made.gives_way == left_out
+            _ = made.engines, made.quality, made.depths()
+            told = beside_kit.prompt(made)
+        assert asked["share"] == (study._SHARE if left_out else minute)
+        assert ("depth" in asked, "arithmetic" in asked, "float16" in asked["names"]) == (not left_out,) * 3
+        assert told == (None, "")
 
 
 @pytest.mark.parametrize(("option", "value"), [("--temperature", "-1"), ("--top-p", "2"), ("--top-k", "-3")])

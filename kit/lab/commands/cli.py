@@ -19,7 +19,7 @@ from kit.lab import commands, interrupts
 from kit.lab.completion import complete
 from kit.units import printable
 
-_LONGEST = 2000  # characters of a message
+_LONGEST, _WORD = 2000, 300  # characters of a message, and from which on a word is shortened
 
 
 class _Kit(click.Group):
@@ -82,6 +82,7 @@ def _show_all(stream) -> None:
 def _line(message: str) -> str:
     """One line that is harmless on a terminal, whatever a file's names and values put into it."""
     line = printable(re.sub(r"\s*\n\s*", " ", message))
+    line = re.sub(rf"\S{{{_WORD},}}", lambda word: f"{word[0][:120]}...{word[0][-60:]}", line)  # what is said after it is seen
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
 

@@ -44,7 +44,8 @@ def command(file, tensors, metadata, as_json):
             opened = kit.codec.CompressedFile(opened.path)
         facts = summarize(opened, memory_limit(), memory_available()) | {"contexts": _contexts(opened)}
         facts["source"] = getattr(opened, "source", None)
-        facts |= header_facts(opened, _memory_speed(facts))
+        busy, memory = _memory_speed(facts)
+        facts |= header_facts(opened, memory)
     if as_json:
         click.echo(to_json(facts))
         return
@@ -53,7 +54,7 @@ def command(file, tensors, metadata, as_json):
         if facts["parameters"]
         else [[NO_WEIGHTS]]
     )
-    sections = [_overview(facts), *holds, _metadata(facts, None if metadata else 12)]
+    sections = [*[[busy]] * bool(busy), _overview(facts), *holds, _metadata(facts, None if metadata else 12)]
     if tensors:
         sections.append(_tensors(facts))
     click.echo("\n\n".join("\n".join(map(_cell, section)) for section in sections))
@@ -80,11 +81,13 @@ def _overview(facts):
 
 
 def _memory_speed(facts):
-    """How fast memory reads, for a language model on a server; None for a file, of which kit explain says it: importing torch
-    takes longer than the rest of kit inspect."""
-    from kit.lab.predicting.beforehand import reads
+    """(a line where the machine is busy, how fast memory reads) for a language model on a server; ("", None) for a file, of
+    which kit explain says it: importing torch takes longer than the rest of kit inspect."""
+    from kit.lab.explaining import quick
 
-    return reads() if facts["source"] and facts["parameters"] and not facts["no_language_model"] else None
+    asked = facts["source"] and facts["parameters"] and not facts["no_language_model"]
+    busy, memory = quick.now() if asked else (None, None)
+    return busy.line if busy else "", memory
 
 
 def _per_token(facts):

@@ -10,7 +10,7 @@ def command(as_json):
 
     Looks in the folders of kit, Ollama, LM Studio, Jan, llama.cpp and Hugging Face, and reads the header of each file. Every
     command takes the names that it prints. The last column is the limit of this machine: bytes that a token reads, at the
-    speed at which memory reads now. A file that cannot be opened is a row that says why.
+    speed at which memory reads now; a busy machine has none. A file that cannot be opened is a row that says why.
 
     OLLAMA_MODELS, LLAMA_CACHE, HF_HUB_CACHE, HF_HOME and JAN_DATA_FOLDER name other folders.
 
@@ -20,11 +20,13 @@ def command(as_json):
 
     Exit code: 0 success, 2 error.
     """
+    from kit.lab.explaining import quick
     from kit.lab.predicting import listed
     from kit.units import to_json
 
-    rows = listed.rows()
+    busy, memory = quick.now()
+    rows = listed.rows(memory)
     if as_json:
-        click.echo(to_json(rows))
+        click.echo(to_json({**busy.facts, "rows": rows}))
     else:
-        click.echo("\n".join(listed.table(rows)))
+        click.echo("\n".join([*([busy.line] if busy else []), *listed.table(rows)]))

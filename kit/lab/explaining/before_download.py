@@ -3,17 +3,18 @@
 from kit.errors import CacheError
 from kit.gguf.foreign import check_model
 from kit.gguf.remote import download, open_header
-from kit.lab.explaining.quick import of_header
+from kit.lab.explaining.quick import now, of_header
 from kit.units import format_bytes, format_count, format_rate, printable
 
 
 def explain(name: str, whole: int | None = None) -> tuple[dict, list[str]]:
     """(plain data, paragraphs) of a URL. ``whole``: bytes that the process may take; None: what is free. The data has the keys
     ``file`` and ``contexts`` as of any explained file, ``source``, ``says``, and those of
-    kit.lab.predicting.beforehand.header_facts."""
+    Busy.facts and of kit.lab.predicting.beforehand.header_facts."""
+    busy, memory = now()
     with open_header(name) as file:
         check_model(file)
-        data, blocks, room, types = of_header(file, whole)
+        data, blocks, room, types = of_header(file, whole, memory)
     facts = data["file"]
     says = [
         f"{printable(file.source)}: architecture {printable(facts['architecture'])}, {format_count(facts['parameters'])} "
@@ -37,7 +38,8 @@ def explain(name: str, whole: int | None = None) -> tuple[dict, list[str]]:
         last = lengths[-1]
         says.append(f"A context of {last['positions']:,} takes {format_bytes(last['kv']['float16'])} of KV cache in float16.")
     says.append(f"Nothing was downloaded but the header, and nothing was run: {download(file.source)}.")
-    return {"source": file.source, **data, "says": says}, says
+    says = [*([busy.line] if busy else []), *says]
+    return {"source": file.source, **busy.facts, **data, "says": says}, says
 
 
 def refuse(given: dict[str, object]) -> None:

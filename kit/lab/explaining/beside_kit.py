@@ -35,10 +35,12 @@ def flags(found: Conclusion) -> str:
 
 def prompt(study: Study) -> tuple[dict | None, str]:
     """(plain data, sentences) on prompts of TOKENS: the limit by the measured arithmetic, and what kit and llama.cpp reach;
-    None for a file of few weights, or one that does not fit. Measured once: the store has it afterwards."""
+    None for a file of few weights, or one that does not fit. Measured once: the store has it afterwards; on a busy machine what
+    the store has, or None."""
     if study.cut or study.file.path is None or not study.room.fits or study.facts["parameters"] < _LEAST:
         return None, ""
-    rates = _rates(study)
+    if not (rates := _rates(study)):
+        return None, ""
     work = bounds_of.work_of(study.file, TOKENS)
     rows = bounds_of.Roof(study.read_gbps * 1e9, rates, {}).prompt(work)
     speeds = _speeds(study, work.prompt_operations / rates["float32"])
@@ -53,10 +55,11 @@ def prompt(study: Study) -> tuple[dict | None, str]:
 
 
 def _rates(study: Study) -> dict[str, float]:
-    """Operations per second by kind of arithmetic: the best that the store has of this machine, else measured now."""
+    """Operations per second by kind of arithmetic: the best that the store has of this machine, else measured now, unless the
+    machine is busy."""
     kinds = "float32", "int8"
     known = {kind: measurements.shared().best(f"{_RATE}{kind}", "op/s") for kind in kinds}
-    if known["float32"] is None or study.again:
+    if (known["float32"] is None or study.again) and not study.gives_way:
         study.say("measuring arithmetic")
         taken, others, disturbed = state.watched(arithmetic.probe)
         for kind, rate in taken.items():
@@ -72,7 +75,8 @@ def _speeds(study: Study, seconds: float) -> dict[str, measurements.Reading]:
     digest = measurements.digest_of(study.file)
     ways = {name: f"a prompt of {TOKENS}, {name}" for name in _ENGINES}
     known = {name: study.store.known(way, digest) for name, way in ways.items()}
-    if missing := [name for name, row in known.items() if row is None or study.again]:
+    missing = [name for name, row in known.items() if row is None or study.again]
+    if missing and not study.gives_way:
         study.say(f"measuring a prompt of {TOKENS} tokens: {', '.join(missing)}")
         for name, series in _in_turn(missing, study.file.path, rounds=3 if seconds < _QUICK else 1).items():
             if series.per_token:

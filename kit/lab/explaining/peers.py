@@ -66,7 +66,7 @@ def compare(
     that is not known. resident: bytes of the process at the end; mapped: those of them that are the file's;
     beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. kl, kl_error, same:
     of predicting.quality, by ``text`` tokens (0: none). reason: why the rest of the row is empty. ``environment``: as in
-    Process. ``share``: seconds after which no further engine starts but the first, and no further round but the second.
+    Process. ``share``: seconds after which no further engine starts but the first, and no further round but the third.
     """
     context, running, rows, stack = len(prompt) + tokens, {}, {}, ExitStack()
     ends, hidden = time.monotonic() + share, None if progress else True

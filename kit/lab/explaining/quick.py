@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from kit.lab.measuring.busy import Busy, look
-from kit.lab.predicting.beforehand import header_facts, reads
+from kit.lab.predicting.beforehand import Reads, header_facts, reads
 from kit.lab.predicting.remembered import contexts_of
 from kit.lab.summary import summarize
 from kit.system import memory_available, memory_limit
@@ -23,8 +23,8 @@ def explain(file, whole: int | None = None) -> tuple[dict, list[str]]:
 
 def first(file, whole: int | None = None) -> tuple[dict, list[str]]:
     """The same in a few sentences, which kit explain begins with."""
-    busy = Busy().seen(look(0.2))
-    data, blocks, room, types = of_header(file, whole)
+    busy, memory = now()
+    data, blocks, room, types = of_header(file, whole, memory)
     facts = data["file"]
     says = [
         f"{printable(Path(facts['path']).name)}: architecture {printable(facts['architecture'])}, "
@@ -34,23 +34,30 @@ def first(file, whole: int | None = None) -> tuple[dict, list[str]]:
     fits = blocks <= room
     says.append(f"It {'fits' if fits else 'does not fit'}: {format_bytes(blocks)} of blocks, {format_bytes(room)} "
                 f"{'are free' if whole is None else 'are given'}.")  # fmt: skip
-    if (limit := data["limit"]) and not busy:
+    if limit := data["limit"]:
         speed = f"{limit['bandwidth'] / 1e9:.1f} GB/s"
         reads_at = f"reads at {speed} in this second" if limit["of"] == "now" else f"read at {speed} at best, on {limit['of']}"
         says.append(
             f"Memory {reads_at}, and a token reads {format_bytes(data['bytes_per_token'])}: "
             f"{format_rate(limit['tokens_per_second'])} tokens per second at most."
         )
-    data |= {**busy.facts, "fits": fits} | ({"limit": None} if busy else {})
+    data |= {**busy.facts, "fits": fits}
     return data, [*([busy.line] if busy else []), *says]
 
 
-def of_header(file, whole: int | None) -> tuple[dict, int, int, str]:
+def now() -> tuple[Busy, Reads | None]:
+    """Whether other processes use the cores, and what memory gives: None where they do, or where it cannot be measured. Torch,
+    whose import takes longer than all else, is imported to measure it."""
+    busy = Busy().seen(look(0.2))
+    return busy, None if busy else reads()
+
+
+def of_header(file, whole: int | None, memory: Reads | None) -> tuple[dict, int, int, str]:
     """(plain data, bytes of the blocks, bytes that the process may take, the types with most of them) of an open file, of which
-    a header is enough."""
+    a header is enough. ``memory``: of ``now``."""
     facts = summarize(file, memory_limit(), memory_available())
     blocks = facts["working_sets"]["blocks"]["bytes"]
     types = ", ".join(f"{row['qtype']} {row['bytes'] / blocks:.0%}" for row in facts["types"][:3])
     shown = {key: value for key, value in facts.items() if key not in ("metadata", "tensor_table")}
-    data = {"file": shown, "contexts": contexts_of(file), **header_facts(file, reads())}
+    data = {"file": shown, "contexts": contexts_of(file), **header_facts(file, memory)}
     return data, blocks, memory_available() if whole is None else whole, types

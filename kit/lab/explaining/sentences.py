@@ -51,6 +51,8 @@ def how(study: Study) -> str:
             "formats, and the tensors outside the layers. Figures for the whole file are computed from these; `--thorough` "
             "measures all layers."
         )
+    if study.gives_way:
+        text += " Prompts, depths and rounding to float16 and bfloat16 are left out on a busy machine; `--thorough` has them."
     if order.assumed:
         drawn = f"with popularity falling as rank^-{study.skew:g}" if study.skew else "evenly"
         text += f" Assumed from the metadata: {order.assumed}; experts are drawn {drawn}."

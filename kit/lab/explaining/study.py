@@ -48,6 +48,7 @@ _PRECISIONS = (
 )  # of a large file, of any other
 _LARGE = 6e8  # weights that are rounded again for each step of a text: seconds, not minutes, on two cores
 _MEASURED = 4e9  # bytes of float32 a token: where all layers use more, a sample of them is measured
+_SHARE = 20.0  # seconds for the engines on a busy machine, where more rounds are no comparison either
 _LARGEST = 4e9  # bytes of a file whose tokens all engines run in seconds; ten times as much where it is thorough
 
 
@@ -90,6 +91,11 @@ class Study:
 
     def __post_init__(self):
         check_model(self.file)
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether what serves a comparison or takes long is left out, because other processes use the cores."""
+        return bool(self.busy) and self.minute < np.inf
 
     def say(self, what: str) -> None:
         """A line of progress on standard error."""
@@ -146,8 +152,9 @@ class Study:
         if self.cut or not self.runs or not self.room.fits or self.file.path is None or nbytes > most:
             return {}
         self.settle()
-        self.say(f"measuring a token with each engine{f', about {self.minute:.0f} s at most' * (self.minute < np.inf)}")
-        rows = peers.readings(self.file, self.by, self.store, self.again, self.minute)
+        share = _SHARE if self.gives_way else self.minute
+        self.say(f"measuring a token with each engine{f', about {share:.0f} s at most' * (share < np.inf)}")
+        rows = peers.readings(self.file, self.by, self.store, self.again, share)
         self.busy.seen(max((row.others for row in rows.values()), default=0.0))
         return rows
 
@@ -276,7 +283,7 @@ class Study:
         if not self.runs:
             return []
         rows = depth.least(read_config(self.file), bytes_used(self.read), self.read_gbps)
-        if self.part is None and self.room.fits and measuring.left(self) > 0:
+        if self.part is None and self.room.fits and measuring.left(self) > 0 and not self.gives_way:
             self.say("measuring a token at several context lengths")
             real = self.measured.get(BLOCKS)
             rows += depth.anchored(depth.measured(self.file), real and real.seconds)
@@ -302,7 +309,7 @@ class Study:
             return self.losses
         self.say(f"measuring what rounding does to the answers, on {tokens:,} tokens of text")
         try:
-            table = quality(self.file, _PRECISIONS[self.thorough or weights < _LARGE], tokens)
+            table = quality(self.file, _PRECISIONS[self.thorough or (weights < _LARGE and not self.gives_way)], tokens)
         except KitError as error:
             return str(error)
         self.losses.update(table.to_dict("index"))

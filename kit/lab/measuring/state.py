@@ -18,6 +18,7 @@ NEAR = 1.25  # states whose bandwidths differ by less than this factor count as 
 _PROBE_BYTES = 96 << 20
 BUSY = 0.25  # cores used by others from which a measurement counts as disturbed
 _SAMPLE_SECONDS = 0.1
+_LEAST = 3  # rounds: the interval of two samples is three times as wide as that of three
 
 
 class Bandwidths:
@@ -98,11 +99,11 @@ def quietest(
     take: Callable[[int], object], rounds: int, with_: Iterable[psutil.Process] = (), share: float = math.inf
 ) -> tuple[list[tuple[float, object]], int]:
     """((cores of others that disturbed it, ``take(number)``) of the quietest ``rounds`` in their order, how many were taken):
-    until so many are quiet, at most twice as many, and two at most once ``share`` seconds are over. ``with_`` as of
+    until so many are quiet, at most twice as many, and _LEAST at most once ``share`` seconds are over. ``with_`` as of
     ``watched``."""
     taken, ends = [], time.monotonic() + share
     while len(taken) < 2 * rounds and sum(others <= BUSY for others, _ in taken) < rounds:
-        if len(taken) >= 2 and time.monotonic() > ends:
+        if len(taken) >= _LEAST and time.monotonic() > ends:
             break
         done, others, disturbed = watched(lambda: take(len(taken)), with_)
         taken.append((others if disturbed else 0.0, done))

@@ -9,7 +9,7 @@ from kit.gguf import stores
 from kit.gguf.foreign import no_language_model
 from kit.gguf.sources import model_bytes
 from kit.gguf.trained import TRAINED
-from kit.lab.predicting.beforehand import header_facts, reads
+from kit.lab.predicting.beforehand import Reads, header_facts
 from kit.system import memory_available, memory_limit
 from kit.system.paths import models_folder
 from kit.units import format_bytes, format_rate, printable
@@ -18,11 +18,12 @@ _FITS = {True: "yes", False: "no", None: ""}
 _MOST = 60  # characters of a name; a longer one has a line of its own
 
 
-def rows() -> list[dict]:
+def rows(memory: Reads | None) -> list[dict]:
     """``name``: as every command takes it; ``path``, ``bytes``, ``types`` (share of bytes by type), ``fits`` (in memory),
-    ``fits_now`` (in what is free), ``tokens_per_second`` (the limit), ``problem``: why the rest is empty."""
+    ``fits_now`` (in what is free), ``tokens_per_second`` (the limit where ``memory`` is known), ``problem``: why the rest is
+    empty."""
     trained = {str(models_folder() / model.file): name for name, model in TRAINED.items()}
-    memory, whole, free = reads(), memory_limit(), memory_available()
+    whole, free = memory_limit(), memory_available()
     return [_row(trained.get(name, name), path, memory, whole, free) for name, path in stores.everywhere().items()]
 
 
