@@ -152,6 +152,19 @@ print(trained.fetch("slow", download=True))
     assert [path.read_bytes() for path in (tmp_path / "models").iterdir()] == [b"weights" * 1000]
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="a device without an end")
+@pytest.mark.parametrize("words", [
+    ["perplexity", "MODEL", "--text", "/dev/zero"], ["generate", "MODEL", "--prompt-file", "/dev/zero"], ["sweep", "/dev/zero"],
+    ["experts", "/dev/zero", "MODEL", "--memory", "1GiB"], ["explain", "http://127.0.0.1:1", "--compare", "/dev/zero"],
+], ids=" ".join)  # fmt: skip
+def test_a_file_without_an_end_is_one_line(words, tiny_file, monkeypatch):
+    """All memory went before a word was said."""
+    monkeypatch.setattr("kit.system.files.MOST_READ", 1 << 16)
+    done = CliRunner().invoke(main, [str(tiny_file.path) if word == "MODEL" else word for word in words])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "kit: error: /dev/zero: has more than 64.00 KiB, or no end: name a smaller file\n"
+
+
 def test_files_are_written_in_large_pieces(tmp_path):
     """By pieces of less than 1 MiB the page cache gets no pages of 2 MiB: what reaches the file moves by more."""
     ends = [0]

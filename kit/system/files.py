@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +15,7 @@ from kit.errors import GGUFError, KitError, ReportError
 from kit.system import lock
 from kit.units import format_bytes
 
+MOST_READ = 256 << 20  # bytes of a text or table that is read whole
 _PIECE = 8 << 20  # bytes of a write: by such the page cache gets pages of 2 MiB, where the file system has them
 
 
@@ -123,15 +124,25 @@ def check_output(path: Path, inputs: Iterable[Path], error: type[KitError]) -> N
             raise error(f"{path}: {what}, {source}, and would overwrite it: write to another file")
 
 
-def read_text(path: str | Path, error: type[KitError]) -> str:
-    """A file's text, or standard input's for "-"; ``error`` names the place of what is not UTF-8."""
+def read_bytes(path: str | Path, error: type[KitError]) -> bytes:
+    """All bytes of a file that a user names, or of standard input for "-". ``error`` for none, and for what has more than
+    MOST_READ, such as a device without an end."""
     if str(path) == "-" and sys.stdin is None:
         raise error("standard input is closed: name a file, or pipe the text in")
     try:
-        data = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
-        return data.decode()
+        with nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
+            data = file.read(MOST_READ + 1)
     except OSError as problem:
         raise error(f"{path}: {problem.strerror}") from None
+    if len(data) > MOST_READ:
+        raise error(f"{path}: has more than {format_bytes(MOST_READ)}, or no end: name a smaller file")
+    return data
+
+
+def read_text(path: str | Path, error: type[KitError]) -> str:
+    """A file's text, or standard input's for "-"; ``error`` names the place of what is not UTF-8."""
+    try:
+        return read_bytes(path, error).decode()
     except UnicodeDecodeError as problem:
         where = "standard input" if str(path) == "-" else path
         raise error(f"{where}: not UTF-8 at byte {problem.start}: convert the text first, for example with iconv") from None
@@ -140,8 +151,6 @@ def read_text(path: str | Path, error: type[KitError]) -> str:
 def read_yaml(path: Path):
     """The content of a YAML file as plain data. ReportError names the file."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ReportError(f"{path}: {error.strerror}") from None
+        return yaml.safe_load(read_bytes(path, ReportError).decode())
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or an impossible date
         raise ReportError(f"{path}: not YAML: {' '.join(str(error).split())}") from None

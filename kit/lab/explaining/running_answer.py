@@ -18,6 +18,7 @@ from kit.lab.explaining.of_engines import this_machine
 from kit.lab.explaining.running import NEAR, Running
 from kit.lab.measuring.minutes import as_fast
 from kit.lab.measuring.state import BUSY
+from kit.system.files import read_bytes
 from kit.units import format_seconds, to_json
 
 _BUDGET, _ANY = 45.0, 10_000.0  # seconds for what comes after the first answer; of a budget that waits for everything
@@ -68,11 +69,9 @@ def of_engine(
 
 def _read(path: str) -> dict:
     try:
-        said = json.loads(Path(path).read_text(encoding="utf-8"))
+        said = json.loads(read_bytes(path, ServerError))
         return {"decode": said["decode"], "engine": said["engine"]} | said
-    except OSError as error:
-        raise ServerError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ServerError(f"{path}: not an answer of `kit explain URL --json`: make one before the change") from None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import TraceError
+from kit.system.files import read_bytes
 from kit.units import printable
 
 _MARKS = {  # the longer first: UTF-32's mark begins with UTF-16's
@@ -26,7 +27,7 @@ def shown(text, most: int = 60) -> str:
 
 def lines_of(path: Path) -> list[str]:
     """The lines of a text, also gzipped, in UTF-8, or in UTF-16 or UTF-32 as PowerShell writes it; TraceError for none."""
-    data = path.read_bytes()
+    data = read_bytes(path, TraceError)
     try:
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except (OSError, EOFError, zlib.error) as error:
