@@ -68,6 +68,10 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.explaining.quants", 'axes.annotate(names[name] + ", KL 0"'): "letters larger by a point",
     ("kit.lab.explaining.quants", 'axes.plot(best["x"], best["speed"]'): "a line that stays behind the points",
     ("kit.lab.explaining.quants", "axes.legend(fontsize="): "letters larger by a point",
+    ("kit.lab.predicting.ways", "share = sum(tensors[name].blocks"): "the divisor of a token that uses no bytes",
+    ("kit.lab.predicting.ways", "kept = stats.peak_bytes * bytes_used"): "the divisor of a cache that holds nothing",
+    ("kit.lab.predicting.ways", "beyond = (capacity or 0) >"): "one byte is no more than a CPU's caches either",
+    ("kit.lab.predicting.ways", "return SlotWaits(wait,"): "MIN's waits beside computing, of which its bytes alone are taken",
     ("kit.lab.claims.gates", "if high > NOISE * low:"): "two bounds that differ by 2% to the last bit of a product",
     (
         "kit.cache.policies.base",
@@ -95,7 +99,8 @@ def mutant(tree: ast.Module, number: int) -> tuple[ast.Module, int]:
     changed = copy.deepcopy(tree)
     node, field = places(changed)[number]
     if field == "value":
-        node.value = not node.value if isinstance(node.value, bool) else node.value + 1
+        more = node.value + max(1, abs(node.value) // 10)  # one more of 1e9 is the same number
+        node.value = not node.value if isinstance(node.value, bool) else more
     elif field == "op":
         node.op = SWAPS[type(node.op)]()
     else:

@@ -11,6 +11,7 @@ from kit.gguf.uses import Use
 from kit.lab.predicting.measured import Cost
 from kit.lab.predicting.order import Kind, Order, ProgramCost
 from kit.lab.predicting.ways import BLOCKS, LAZY, BackingStore, SlotWaits, UsedTensor, Way, miss_seconds, predict, share_cold
+from kit.system.rows import PAGE
 
 A, B, C = Kind("Q8_0", (2, 4)), Kind("F32", (4,)), Kind("Q8_0", (3, 4))
 TENSORS = {"a": UsedTensor(A, 100), "b": UsedTensor(B, 16), "c": UsedTensor(C, 300)}  # 32, 16 and 48 bytes of float32
@@ -30,6 +31,7 @@ EACH = 0.5 + 33.75  # seconds of a token from blocks, of single uses
 
 def numbers(way, order=ORDER, disk=None, tensors=TENSORS):
     found = predict(way, tensors, order, COSTS, MAPPED, disk)
+    assert (found.total, found.least) == (found.held + found.pages, max(found.bound, found.from_disk))
     return pytest.approx((found.seconds, found.bound, found.hit_rate, found.held, found.pages, found.from_disk))
 
 
@@ -70,7 +72,9 @@ def test_blocks_that_the_disk_brings_at_every_token(capacity, order, disk, found
     (BLOCKS, USES, 216, 0.426, 0.216),  # an LRU of less than a token keeps nothing
     (BLOCKS, USES, 431, 0.426, 0.001),
     (BLOCKS, USES, 432, 0, 0),
+    (BLOCKS, USES, 10, 0.426, 0.416),  # less than the vectors; rows of the embedding may be in any page
     (BLOCKS, (*USES, Use("blk.0.ffn_down_exps.weight", 80, 800, 1, 8)), 616, 0.077, 0.077),
+    (BLOCKS, (*USES, Use("blk.0.ffn_down_exps.weight", 80, 800, 1, 8)), 542, 0.08625, 0.08625),  # exactly a token
     (Way("HashMap"), USES, 100, 0, 0),
     (Way("Pinned", 40), USES, 180, 426 * 316 / 416 / 1000, (416 - 100 - 32 * 426 / 112) / 1000),
 ])  # fmt: skip
@@ -80,6 +84,12 @@ def test_what_cannot_stay_comes_from_the_disk(way, uses, room, missing, least):
     assert (one.seconds - other.seconds, one.from_disk) == pytest.approx((missing, least))
     faster = predict(way, TENSORS, order, COSTS, MAPPED, disk._replace(most=2e-6))
     assert (faster.seconds, faster.from_disk) == pytest.approx((one.seconds, least / 2))
+
+
+def test_what_a_cache_hits_more_often_than_it_holds_is_not_read_again():
+    order = replace(ORDER, tokens=[["a", "a", "a", "b", "c"]] * 3)
+    least = predict(Way("Pinned", 40), TENSORS, order, COSTS, MAPPED, BackingStore(1e-6, 80)).from_disk
+    assert least == pytest.approx(426 * 316 / 616 / 1000), "less than what 32 of 112 bytes leave of the file"
 
 
 def test_experts_in_slots_wait_for_those_that_are_not(monkeypatch):
@@ -95,6 +105,8 @@ def test_experts_in_slots_wait_for_those_that_are_not(monkeypatch):
     assert (EACH + 30 + 0.125, 426 / 20e9, 0.25, 0, 1416, 30 / 2000) == numbers(way, order, DISK, tensors)
     assert asked["per_byte"] == pytest.approx(33 / 300) and asked["blocks"]("x[1]") == 200
     assert (asked["memory"], asked["policy"], asked["gbps"]) == (1000, "LRU", 1e-6)
+    predict(way, tensors, replace(order, programs={"fused": ProgramCost(0.25, {A: 7.0})}), COSTS, MAPPED, DISK)
+    assert asked["per_byte"] == pytest.approx(7 / 300), "a kind that the program does not use costs nothing"
 
 
 @pytest.mark.parametrize(("capacity", "entries", "evictions", "share"), [
@@ -108,3 +120,69 @@ def test_the_share_of_misses_into_cold_memory(monkeypatch, capacity, entries, ev
 def test_a_miss_is_as_cold_as_its_memory():
     assert miss_seconds(COSTS[A], "float32", 0.25) == 0.75 * 2 + 0.25 * 5
     assert miss_seconds(Cost({"float16": 3.0}, {}, {}, {"float32": 9.0}), "float16", 0.5) == 3
+
+
+UP, DOWN = 4 * PAGE, 2 * PAGE + 1  # bytes of an expert's matrices; in a slot each begins a page: 5 and 4 pages
+SIZE, SLOT = UP + DOWN, 9 * PAGE
+
+
+def used(layer, *experts):
+    """The names that a layer uses: a dense matrix, then the matrices of experts in the order given."""
+    parts = [f"blk.{layer}.ffn_{part}_exps.weight[{expert}]" for expert in experts for part in ("up", "down", "up")]
+    return [f"blk.{layer}.attn_q.weight", *parts]  # a name that comes again is no further matrix
+
+
+def waits(tokens, memory, policy="LRU", per_byte=0.0):
+    """slot_waits from a disk that takes two seconds for a byte."""
+    blocks = {"attn": 1 << 30, "ffn_up": UP, "ffn_down": DOWN}
+    block = lambda name: next(blocks[part] for part in blocks if f".{part}_" in name)  # noqa: E731
+    return ways.slot_waits(tokens, block, memory, policy, 0.5e-9, per_byte)
+
+
+CYCLE = [used(0, expert) for expert in (0, 1, 2, 0, 1, 2)]  # an LRU of two slots never hits
+
+
+@pytest.mark.parametrize(("memory", "missed", "least"), [
+    (4 * SLOT, 0, 0),  # three slots, and one for the expert that is in use or on the way
+    (4 * SLOT - 1, 1, 1 / 3),  # two: MIN keeps one of them over a cycle, or 0 and 1 until both have come again
+    (3 * SLOT, 1, 1 / 3),
+    (SLOT, 1, 2 / 3),  # one, as with no memory at all
+    (0, 1, 2 / 3),
+])  # fmt: skip
+def test_slots_are_whole_pages_and_a_layer_needs_some_at_once(memory, missed, least):
+    found = waits(CYCLE, memory)
+    assert found == pytest.approx((2 * missed * SIZE, 1 - missed, missed * SIZE, least * SIZE))
+
+
+def test_the_widest_layer_says_how_many_slots_are_in_use():
+    """Nine experts of two layers, of which a token uses one and two: two slots are no memory of the past."""
+    tokens = [used(0, expert) + used(3, expert, expert + 4, expert) for expert in (0, 1, 2) * 2]
+    assert waits(tokens, 11 * SLOT).hits == 1 and waits(tokens, 11 * SLOT - 1).hits < 1
+
+
+def test_a_read_is_late_by_what_the_experts_before_it_do_not_compute():
+    """Experts are used by their numbers, 2 before 10; the second half of three tokens are two."""
+    tokens = [used(0, 10, 2), used(0, 3, 2), used(0, 10, 2)]
+    found = waits(tokens, 4 * SLOT, per_byte=0.25)  # two slots: 2 stays, 3 and 10 take the other; MIN keeps 10
+    assert found == pytest.approx((1.75 * SIZE, 0.5, SIZE, SIZE / 2)), "both are late by all but what 2 computes"
+    uneven = waits([used(0, expert) for expert in (0, 1, 1, 2)], 8 * SLOT)
+    assert (uneven.hits, uneven.missed) == (0.5, SIZE / 2), "the first of the second half counts"
+
+
+def seen(way, seconds, bound):
+    return ways.Prediction(way, seconds, bound, None, 0, 0)
+
+
+@pytest.mark.parametrize(("told", "measured", "factor"), [
+    ([(BLOCKS, 2.0, 1.0), (LAZY, 4.0, 3.0)], [], 1),  # nothing is faster than its bound
+    ([(BLOCKS, 2.0, 3.0), (LAZY, 4.0, 3.0)], [], 1.5),
+    ([(BLOCKS, 2.0, 1.0), (LAZY, 4.0, 3.0)], [(BLOCKS, 0.4), (LAZY, 3.5)], 2.5),
+    ([(BLOCKS, 2.0, 1.0)], [(LAZY, 0.1), (BLOCKS, 0.8)], 1.25),  # no bound of that way is known
+    ([(BLOCKS, 0.0, 1.0)], [(BLOCKS, 0.0)], 1),  # no time was taken
+])  # fmt: skip
+def test_a_bound_is_never_slower_than_what_was_seen(told, measured, factor):
+    told, measured = [seen(*each) for each in told], [SimpleNamespace(way=way, seconds=seconds) for way, seconds in measured]
+    assert ways.faster_than_probed(told, measured) == pytest.approx(factor)
+    for given in (1.0, 2.0, 8.0):
+        bounds = [each.bound for each in ways.roofed(told, measured, given)]
+        assert bounds == pytest.approx([each.bound / max(given, factor) for each in told])
