@@ -25,6 +25,7 @@ from kit.lab.predicting import routing
 from kit.lab.predicting.measured import Cost
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS
 from kit.lab.synthetic.write import cached_model
+from kit.model.drafts import Timed
 from kit.system.paths import ROOT, models_folder
 
 
@@ -297,7 +298,7 @@ CASES = {  # a notebook joins by its row
         opposite={
             "cost": lambda cost: cost._replace(verify=(cost.plain, *(30 * each for each in cost.verify[1:])), draft=1e-9),
             "runs": lambda runs: {
-                key: replace(run, told=replace(run.told, accepted=1, refused=3), passes=[(1, 9.0)] * 3)
+                key: replace(run, accepted=1, refused=3, timed=[Timed(1, 4, 1, True, 4.0, 5.0)] * 3)
                 for key, run in runs.items()
             },
             "risen": lambda risen: -risen - 1,

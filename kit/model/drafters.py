@@ -21,6 +21,8 @@ class Drafter(ABC):
 
     name = ""
     nbytes = 0
+    read = 1  # tokens that the last draft read of those after the draft before
+    again = False  # whether it reads what was accepted of its draft once more
     settled = True  # whether the last draft made nothing for the first time, such as a recorded pass: its time counts
 
     def follow(self, model, cache) -> None:  # noqa: B027
@@ -71,6 +73,7 @@ class _Decoding(Drafter):
     def __init__(self, model):
         self._model, self._cache, self._held, self._mark = model, model.new_cache(), [], None
         self._sure = 0  # tokens that are both held and of the sequence
+        self.again = self._again or not self._cache.can_be_cut  # such a state goes back to that before a draft
         self._sizes: set[int] = set()  # of passes that are recorded
 
     def follow(self, model, cache):
@@ -93,6 +96,7 @@ class _Decoding(Drafter):
                 cache.truncate(0)
         held[same:], self._sure = tokens[same:], len(tokens)
         rest = list(tokens[cache.length :])
+        self.read = len(rest)
         few = 1 < len(rest) <= MOST + 1 and cache.length > 0  # by a recorded pass
         logits = self._model.verify(rest, cache).logits[-1] if few else self._model.step(rest, cache)
         self._mark = None if cache.can_be_cut else cache.mark()

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,15 +19,25 @@ _SIZES = (1, 2, 4, 8)  # and the most that is asked for: for each of them a pass
 _SAMPLE, _PLAIN, _AGAIN = 24, 3, 24  # tokens after which a draft is judged; passes without it that are timed, and how often
 
 
+class Timed(NamedTuple):
+    """A pass over a draft: tokens that it gave, that were drafted, and that the drafter read before; whether one was refused;
+    seconds of drafting and of verifying."""
+
+    tokens: int
+    drafted: int
+    read: int
+    refused: bool
+    drafting: float
+    verifying: float
+
+
 @dataclass
 class Drafting:
     """What drafts gave: passes over drafts, tokens that were drafted, taken, and that came of these passes in all; ``refused``:
-    passes that ended with a drafted token that was not taken. ``drafting`` and ``verifying``: seconds of the ``timed`` tokens'
-    passes, ``timed_passes``, which drafted ``timed_drafted`` and of which ``timed_refused`` ended with a token that was not
-    taken. ``plain``: seconds of passes over one token, which were taken in turn; ``idle``:
-    how often nothing was proposed. ``ties``: positions at which two logits of the exact way tie within its rounding, so that
-    another order of sums may choose the other. ``nbytes``: of weights that the drafter reads for a token. ``stays``: it is
-    never switched off."""
+    passes that ended with a drafted token that was not taken. ``timed``: the passes whose time counts. ``plain``: seconds of
+    passes over one token, which were taken in turn; ``idle``: how often nothing was proposed. ``ties``: positions at which two
+    logits of the exact way tie within its rounding, so that another order of sums may choose the other. ``nbytes``: of weights
+    that the drafter reads for a token. ``stays``: it is never switched off."""
 
     name: str
     nbytes: int = 0
@@ -36,12 +47,7 @@ class Drafting:
     accepted: int = 0
     refused: int = 0
     tokens: int = 0
-    drafting: float = 0.0
-    verifying: float = 0.0
-    timed: int = 0  # tokens of the passes whose time counts
-    timed_drafted: int = 0
-    timed_passes: int = 0
-    timed_refused: int = 0
+    timed: list[Timed] = field(default_factory=list)
     plain: list[float] = field(default_factory=list)
     idle: int = 0
     ties: int = 0
@@ -59,15 +65,27 @@ class Drafting:
         return self.accepted / seen if seen else None
 
     @property
+    def share(self) -> float:
+        """Of passes for which there was a draft, where one was wanted."""
+        return self.passes / (self.passes + self.idle) if self.passes else 0.0
+
+    @property
     def seconds_per_token(self) -> float | None:
         """Seconds of drafting a token."""
-        return self.drafting / self.timed_drafted if self.timed_drafted else None
+        return statistics.median(each.drafting / each.drafted for each in self.timed) if self.timed else None
+
+    def mean(self, name: str) -> float:
+        """Of the passes whose time counts, a field of theirs."""
+        return statistics.fmean(getattr(each, name) for each in self.timed)
 
     @property
     def speed(self) -> float | None:
-        """Tokens per second with the draft."""
-        spent = self.drafting + self.verifying
-        return self.timed / spent if spent else None
+        """Tokens per second with the draft: the median time of each kind of pass, as others' work may lengthen some of them."""
+        kinds: dict[tuple, list[float]] = {}
+        for each in self.timed:
+            kinds.setdefault((each.drafted, each.read, each.refused), []).append(each.drafting + each.verifying)
+        spent = sum(len(times) * statistics.median(times) for times in kinds.values())
+        return sum(each.tokens for each in self.timed) / spent if spent else None
 
     @property
     def plain_speed(self) -> float | None:
@@ -77,7 +95,8 @@ class Drafting:
     @property
     def loses(self) -> bool:
         """Whether enough tokens say that the model alone is faster."""
-        return not self.stays and self.timed >= _SAMPLE and len(self.plain) >= _PLAIN and self.speed < self.plain_speed
+        enough = sum(each.tokens for each in self.timed) >= _SAMPLE and len(self.plain) >= _PLAIN
+        return not self.stays and enough and self.speed < self.plain_speed
 
     def told(self) -> str:
         """One sentence for a person."""
@@ -119,12 +138,8 @@ def passes(model, cache, prompt, sampler, drafter, most: int, end: Sequence[int]
             new, since = _verified(model, cache, sequence, drafted, chances, sampler, end, told), since + 1
             count = 1 + len(drafted)
             if count in known and drafter.settled:
-                told.timed_passes += 1
-                told.timed_refused += refused < told.refused
-                told.drafting += middle - start
-                told.verifying += time.perf_counter() - middle
-                told.timed += len(new)
-                told.timed_drafted += len(drafted)
+                lost, spent = refused < told.refused, time.perf_counter() - middle
+                told.timed.append(Timed(len(new), len(drafted), drafter.read, lost, middle - start, spent))
         else:
             new, count, since = [sampler(model.step(sequence[-1:], cache))], 1, 0 if len(told.plain) >= _PLAIN else since
             told.idle += bool(wanted) and not plainly

@@ -13,7 +13,7 @@ from kit.model.generate import Sampler
 from kit.products import PRODUCTS
 
 ROUNDS = 3  # of the curve, after one that records the passes
-_DRAFTS = (1, 4)  # tokens of the drafts that are timed
+_DRAFTED, _READ = 4, 5  # tokens of the longer drafts that are timed; that are read of one if all were accepted
 
 
 def timed(work) -> float:
@@ -27,7 +27,7 @@ def typical(rounds: Sequence[Costs]) -> Costs:
     """The median of each cost."""
     median = statistics.median
     verify = tuple(map(median, zip(*(each.verify for each in rounds), strict=True)))
-    return Costs(verify, *(median(getattr(each, name) for each in rounds) for name in Costs._fields[1:]))
+    return Costs(verify, **{name: median(getattr(each, name) for each in rounds) for name in ("back", "copies")})
 
 
 def verification(model, cache, tokens: Sequence[int], most: int = MOST, rounds: int = ROUNDS) -> list[Costs]:
@@ -45,24 +45,29 @@ def verification(model, cache, tokens: Sequence[int], most: int = MOST, rounds: 
                 backs.append(timed(lambda done=done, size=size: done.keep(size // 2)))
             cache.back_to(base)
         copies = 0.0 if cache.can_be_cut else timed(cache.mark)
-        taken.append(Costs(tuple(passes[size] for size in sizes), 0.0, 0.0, statistics.median(backs), copies))
+        taken.append(Costs(tuple(map(passes.get, sizes)), back=statistics.median(backs), copies=copies))
     return taken[1:]
 
 
-def drafting(model, drafter: Drafter, tokens: Sequence[int], rounds: int = ROUNDS) -> tuple[float, float]:
-    """Seconds of (a drafted token, the rest of a draft) as ``tokens`` grows by two a draft, as if one of each were taken."""
+def drafting(model, drafter: Drafter, tokens: Sequence[int], rounds: int = ROUNDS) -> dict:
+    """``draft``, ``catch_up``, ``read`` and ``again`` of Costs, as ``tokens`` grows. Before a draft that is timed comes one of
+    a single token, after which the drafter holds no token of its own: it reads as many as ``tokens`` has grown by."""
     cache = model.new_cache()
     drafter.follow(model, cache)
     model.step(tokens, cache)  # an MTP head reads what the model left
-    taken: dict[int, list[float]] = {count: [] for count in _DRAFTS}
-    end = len(tokens) - 2 * len(_DRAFTS) * (rounds + 1)
+    more = _READ if drafter.again else 2
+    kinds = {"one": (1, 1), "drafted": (1, _DRAFTED), "read": (more, 1)}  # tokens that are read, and drafted
+    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+    end = len(tokens) - (rounds + 1) * sum(1 + read for read, _ in kinds.values())
     for _ in range(rounds + 1):
-        for count in _DRAFTS:
-            end += 2
-            taken[count].append(timed(lambda end=end, count=count: drafter.propose(tokens[:end], count, Sampler())))
-    few, many = (statistics.median(taken[count][1:]) for count in _DRAFTS)
-    each = max(0.0, (many - few) / (_DRAFTS[1] - _DRAFTS[0]))
-    return each, max(0.0, few - _DRAFTS[0] * each)
+        for kind, (read, count) in kinds.items():
+            drafter.propose(tokens[: end + 1], 1, Sampler())
+            end += 1 + read
+            taken[kind].append(timed(lambda end=end, count=count: drafter.propose(tokens[:end], count, Sampler())))
+    one, drafted, read = (statistics.median(taken[kind][1:]) for kind in kinds)
+    each = max(0.0, (drafted - one) / (_DRAFTED - 1))
+    rest = {"catch_up": max(0.0, one - each), "read": max(0.0, (read - one) / (more - 1))}
+    return {"draft": each, "again": drafter.again} | rest
 
 
 def bounds(model, roof: Roof, most: int = MOST) -> list[dict]:

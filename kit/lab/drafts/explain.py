@@ -46,8 +46,7 @@ def measured(file, draft, say: Callable[[str], None] = lambda text: None, tokens
     cache = model.new_cache()
     model.step(texts["prose"], cache)
     cost = costs.typical(costs.verification(model, cache, texts["prose"]))
-    each, rest = costs.drafting(model, drafter, texts["code"])
-    cost = cost._replace(draft=each, catch_up=rest)
+    cost = cost._replace(**costs.drafting(model, drafter, texts["code"]))
     curve = [
         bound | {"measured": seconds, "times": seconds / cost.plain}
         for bound, seconds in zip(costs.bounds(model, roof), cost.verify, strict=True)
@@ -55,67 +54,61 @@ def measured(file, draft, say: Callable[[str], None] = lambda text: None, tokens
     rows = []
     for name, ids in texts.items():
         say(f"answering {name} with the draft")
-        rows.append(_passage(name, answered(model, drafter, ids, tokens)[0], cost))
+        rows.append(_passage(name, answered(model, drafter, ids, tokens), cost))
     even = {str(drafted): predicted.break_even(cost, drafted) for drafted in range(1, MOST + 1)}
     return {
         "curve": curve, "bandwidth": roof.bandwidth, "rates": roof.rates, "break_even": even, "passages": rows,
         "costs": {
             "token": cost.plain, "verify": cost.verify[DRAFTED], "drafted_token": cost.draft, "catch_up": cost.catch_up,
-            "copies": cost.copies, "back": cost.back, "draft_bytes": drafter.nbytes, "state_bytes": cache.fixed_bytes,
+            "read_token": cost.read, "copies": cost.copies, "back": cost.back, "draft_bytes": drafter.nbytes,
+            "state_bytes": cache.fixed_bytes,
         },
     }  # fmt: skip
 
 
-def answered(model, drafter, ids, tokens: int) -> tuple[Drafting, list[tuple[int, float]]]:
-    """(what drafts gave in an answer of up to so many tokens, tokens and seconds of each pass over a draft where nothing
-    was made for the first time). A draft that loses stays."""
+def answered(model, drafter, ids, tokens: int) -> Drafting:
+    """What drafts gave in an answer of up to so many tokens. A draft that loses stays."""
     told, cache = Drafting(drafter.name, drafter.nbytes, stays=True), model.new_cache()
-    ends, done, each, sizes = model.tokenizer.end_tokens, 0, [], {len(ids)}
-    for new, seconds, count in passes(model, cache, ids, Sampler(), drafter, DRAFTED, ends, tokens, told):
+    ends, done = model.tokenizer.end_tokens, 0
+    for new, _, _ in passes(model, cache, ids, Sampler(), drafter, DRAFTED, ends, tokens, told):
         done += len(new)
-        if count > 1 and count in sizes and done > 1 and drafter.settled:
-            each.append((len(new), seconds))
-        sizes.add(count)
         if done >= tokens or new[-1] in ends or cache.length == cache.context:
             break
-    return told, each
+    return told
 
 
 def _passage(name: str, told: Drafting, cost: predicted.Costs) -> dict:
     """A row: what was counted, what that predicts, and what was measured."""
     row = {"name": name} | {key: asdict(told)[key] for key in ("drafted", "accepted", "passes", "idle", "ties")}
-    share = told.passes / (told.passes + told.idle) if told.passes else 0.0
     chance, known = told.chance, told.chance is not None
     seen = told.accepted + told.refused
-    drafted, gain = predicted.best(cost, chance, share) if known else (0, 1.0)
+    drafted, gain = predicted.best(cost, chance, told.share) if known else (0, 1.0)
     return row | {
         "acceptance": chance,
         "error": (chance * (1 - chance) / seen) ** 0.5 if known else None,
         "of_all": told.acceptance,
         "tokens_per_pass": told.tokens / told.passes if told.passes else None,
-        "share": share,
-        "predicted": foreseen(cost, told, share),
-        "measured": _gained(told),
+        "share": told.share,
+        "predicted": foreseen(cost, told),
+        "measured": gained(told),
         "best": drafted,
         "best_predicted": gain,
     }
 
 
-def foreseen(cost: predicted.Costs, told: Drafting, share: float = 1.0) -> float | None:
+def foreseen(cost: predicted.Costs, told: Drafting) -> float | None:
     """The gain from costs alone, by the tokens that were counted in the passes whose time was taken; None without such."""
-    if not told.timed_passes:
+    if not told.timed:
         return None
-    mean = (number / told.timed_passes for number in (told.timed, told.timed_drafted, told.timed_refused))
-    return predicted.from_counts(cost, *mean, share)
+    return predicted.from_counts(cost, *map(told.mean, ("tokens", "drafted", "refused", "read")), told.share)
 
 
-def _gained(told: Drafting) -> float | None:
+def gained(told: Drafting) -> float | None:
     """Tokens per second with the draft, passes for which there was none included, over those without, in turn."""
     if not told.timed or not told.plain:
         return None
-    alone, share = 1 / told.plain_speed, told.passes / (told.passes + told.idle)
-    spent = share * (told.drafting + told.verifying) / told.timed_passes + (1 - share) * alone
-    return alone * (share * told.timed / told.timed_passes + 1 - share) / spent
+    drafted, others = told.share * told.mean("tokens"), 1 - told.share  # tokens of a pass, by each kind
+    return (drafted + others) / told.plain_speed / (drafted / told.speed + others / told.plain_speed)
 
 
 def without_times(data: dict) -> dict:

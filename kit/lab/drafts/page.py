@@ -1,9 +1,7 @@
 """Page 12: which models draft for which, their costs and answers, measured once a run."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 import kit
 from kit.errors import ModelError
@@ -23,21 +21,13 @@ _MOST = 200  # tokens of a passage: a generated vocabulary has one for each byte
 _BLOCKS = 3  # of the passes of an answer, each a sample
 
 
-@dataclass(frozen=True)
-class Spoken:
-    """What drafts gave on a passage; ``passes``: (tokens, seconds) of each pass over a draft."""
-
-    told: Drafting
-    passes: list[tuple[int, float]]
-
-    @property
-    def gains(self) -> list[float]:
-        """Tokens per second with the draft over those without, in turn, by thirds of the answer."""
-        if not self.told.plain or len(self.passes) < _BLOCKS:
-            return []
-        alone = float(np.median(self.told.plain))
-        blocks = np.array_split(np.array(self.passes), _BLOCKS)
-        return [float(alone * block[:, 0].sum() / block[:, 1].sum()) for block in blocks]
+def gains(told: Drafting) -> list[float]:
+    """Tokens per second with the draft over those without, in turn, by thirds of an answer."""
+    if not told.plain or len(told.timed) < _BLOCKS:
+        return []
+    size = len(told.timed)
+    parts = (told.timed[size * n // _BLOCKS : size * (n + 1) // _BLOCKS] for n in range(_BLOCKS))
+    return [replace(told, timed=part).speed / told.plain_speed for part in parts]
 
 
 def pair_of(lab, draft: str = "") -> tuple[Path, str, bool]:
@@ -76,19 +66,19 @@ def verification(path: Path, samples: int, most: int = 8) -> list[Costs]:
 
 
 @once_a_run
-def drafting(path: Path, draft: str, samples: int) -> tuple[float, float]:
-    """Seconds of a drafted token, and of the rest of a draft."""
+def drafting(path: Path, draft: str, samples: int) -> dict:
+    """What costs.drafting finds."""
     model = _model(path)
     return costs.drafting(model, drafter_of(model, draft, 4), passages.ids_of(model, "code")[:_MOST], samples)
 
 
 @once_a_run
-def answers(path: Path, draft: str, tokens: int) -> dict[str, Spoken]:
-    """Passage -> what was Spoken, of up to ``tokens`` tokens, in drafts of explain.DRAFTED."""
+def answers(path: Path, draft: str, tokens: int) -> dict[str, Drafting]:
+    """Passage -> what drafts gave in an answer of up to ``tokens`` tokens, in drafts of explain.DRAFTED."""
     model, each = _model(path), {}
     for name in passages.PASSAGES:
         drafter = drafter_of(model, draft, explain.DRAFTED)
-        each[name] = Spoken(*explain.answered(model, drafter, passages.ids_of(model, name)[-_MOST:], tokens))
+        each[name] = explain.answered(model, drafter, passages.ids_of(model, name)[-_MOST:], tokens)
     return each
 
 

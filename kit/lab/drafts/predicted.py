@@ -7,14 +7,17 @@ _NARROW = 1e-4  # of an acceptance
 
 class Costs(NamedTuple):
     """Seconds. ``verify``: of a pass over 1, 2, ... tokens; the first is a token without a draft. ``draft``: of a drafted
-    token; ``catch_up``: of what a draft takes besides, such as reading what the model chose. ``back``: of taking back the
-    tokens that were not accepted; ``copies``: of a copy of the states, which ``verify`` holds already."""
+    token; ``catch_up``: of what a draft takes besides; ``read``: of each token after the first that the drafter reads before
+    it drafts, of what the model chose: with ``again`` all of it, else a second where the whole draft was accepted. ``back``: of
+    taking back the tokens that were not accepted; ``copies``: of a copy of the states, which ``verify`` holds already."""
 
     verify: tuple[float, ...]
-    draft: float
+    draft: float = 0.0
     catch_up: float = 0.0
     back: float = 0.0
     copies: float = 0.0
+    read: float = 0.0
+    again: bool = False
 
     @property
     def plain(self) -> float:
@@ -34,16 +37,18 @@ def tokens_per_pass(chance: float, drafted: int) -> float:
 
 def speed_up(costs: Costs, chance: float, drafted: int, share: float = 1.0) -> float:
     """Tokens per second with a draft over those without. ``share``: of passes for which there is a draft."""
-    return from_counts(costs, tokens_per_pass(chance, drafted), drafted, 1 - chance**drafted, share)
+    tokens, whole = tokens_per_pass(chance, drafted), chance**drafted
+    return from_counts(costs, tokens, drafted, 1 - whole, tokens if costs.again else 1 + whole, share)
 
 
-def from_counts(costs: Costs, tokens: float, drafted: float, refused: float, share: float = 1.0) -> float:
-    """The same where the ``tokens`` of a pass were counted, of a draft of so many ``drafted`` ones (a mean), and the share of
-    passes that ``refused`` one: a text whose tokens are easy in some places and hard in others gives other numbers than one
-    chance for all."""
+def from_counts(costs: Costs, tokens: float, drafted: float, refused: float, read: float, share: float = 1.0) -> float:
+    """The same where the ``tokens`` of a pass were counted, of a draft of so many ``drafted`` ones (a mean), the share of
+    passes that ``refused`` one, and the tokens that the drafter ``read`` for a draft: a text whose tokens are easy in some
+    places and hard in others gives other numbers than one chance for all."""
     few = int(drafted)
     more = costs.verify[min(few + 1, costs.most)] - costs.verify[few]
-    spent = costs.catch_up + drafted * costs.draft + costs.verify[few] + (drafted - few) * more + costs.back * refused
+    drafting = costs.catch_up + (read - 1) * costs.read + drafted * costs.draft
+    spent = drafting + costs.verify[few] + (drafted - few) * more + costs.back * refused
     gained = share * tokens + 1 - share
     return gained * costs.plain / (share * spent + (1 - share) * costs.plain)
 

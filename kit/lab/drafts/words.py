@@ -91,7 +91,8 @@ def _costs(data) -> str:
     reads = f"and reads {format_bytes(cost['draft_bytes'])}" if cost["draft_bytes"] else "and reads no weights"
     told = (
         f"A drafted token takes {format_seconds(cost['drafted_token'])} {reads}. Each draft takes "
-        f"{format_seconds(cost['catch_up'])} more, and taking tokens back {format_seconds(cost['back'])}."
+        f"{format_seconds(cost['catch_up'])} more, each further token that it reads {format_seconds(cost['read_token'])}, and "
+        f"taking tokens back {format_seconds(cost['back'])}."
     )
     if cost["state_bytes"]:
         states = format_bytes(cost["state_bytes"])
