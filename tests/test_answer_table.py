@@ -1,8 +1,11 @@
 """The answer's table: rows in, lines and a picture out; nothing is measured here."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from kit.lab.explaining import answer_table
+from kit.lab.claims.session import Session
+from kit.lab.explaining import answer, answer_table
 from kit.lab.explaining.answer_table import Row
 
 ROWS = [
@@ -77,6 +80,28 @@ def test_an_interval_does_not_cross_the_number_of_its_bar():
     assert line.get_ydata()[0] - text.get_position()[1] > 0.2 and Row("x", "kit", 1416.0, 0.0, 3257.0).told == "1,416 ± 1,628"
 
 
+def test_an_interval_that_passes_the_limit_is_explained():
+    """A row of 39.8 ± 6.3 under a limit of 41.8 was left to the reader."""
+    assert answer_table.note(ROWS) == "" and answer_table.text(ROWS).splitlines()[-1].startswith("exact")
+    limit = next(row for row in ROWS if row.kind == "limit")
+    wide = [limit, ROWS[1]._replace(low=20.0, high=39.0)]
+    assert answer_table.note(wide) and " ".join(answer_table.text(wide, 60).splitlines()[-2:]) == answer_table.note(wide)
+    assert answer_table.markdown(wide).endswith(f"|\n\n{answer_table.note(wide)}")
+    assert "varied" in answer_table.picture(wide, "m").figure.axes[0].get_xlabel()
+    assert answer_table.note(wide[1:]) == "", "no limit, nothing to pass"
+
+
+def test_an_engines_row_has_the_quality_that_was_measured_of_its_way():
+    """The gallery had speeds without quality."""
+    decode = {"seconds": 0.03, "interval": [0.02, 0.04]}
+    engines = [{"name": "kit", "label": "kit"}, {"name": "kit", "label": "kit --linear fused-int8"},
+               {"name": "llama.cpp", "label": "llama.cpp"}, {"name": "llama-bench", "label": "./llama-bench"}]  # fmt: skip
+    data = {"engines": [{"engine": engine, "decode": decode} for engine in engines]}
+    losses = {"int8 activations": {"same": 0.98}, "llama.cpp, mmap 2026.1": {"same": 0.97}}
+    assert [row.same for row in answer_table.yours(data, losses)] == [1.0, 0.98, 0.97, None]
+    assert [row.same for row in answer_table.yours(data)] == [1.0, None, None, None]
+
+
 def test_rows_are_those_of_the_answer_as_data():
     exact = {"name": "blocks, exact products", "precision": "float32", "same": 1.0, "mbu": 0.72}
     exact |= {"seconds": 0.04, "low": 0.039, "high": 0.042}
@@ -91,3 +116,20 @@ def test_rows_are_those_of_the_answer_as_data():
     assert [row.same for row in table] == [None, 1.0, 0.98, 1.0, None] and table[2].option == "--linear fused-int8"
     assert table[1].speed == 25 and table[1].low == pytest.approx(1 / 0.042) and table[4].of_limit == 0.88
     assert len(answer_table.rows(answer | {"peer": None})) == 4
+
+
+def test_the_best_minutes_are_one_sentence_and_none_where_these_are_as_good():
+    """README named four limits before its table."""
+    study = SimpleNamespace(least=0.0125, least_now=0.024, limits=SimpleNamespace(at="2026-11-28"), read_gbps=81.9)
+    assert answer.best_minutes(study) == (
+        "In the best minutes that are known of this machine, on 2026-11-28, memory read at 81.9 GB/s, and allowed 80 tokens "
+        "per second."
+    )
+    study.least_now = 0.0126
+    assert answer.best_minutes(study) == ""
+
+
+def test_a_command_of_an_answer_is_a_line_of_the_page():
+    """Sentences and commands of "What to do" ran into each other."""
+    said = Session.answer(SimpleNamespace(say=lambda text: text), "Ask  your\n`kit explain X`\n", title="A result.")
+    assert said == "**A result.** Ask your  \n`kit explain X`", "two blanks are a break in Markdown"

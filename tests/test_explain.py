@@ -573,7 +573,7 @@ def test_a_gain_is_told_with_the_loss_that_it_costs(path):
     best, default = (
         answer.Reached(way.label, way, seconds, seconds, seconds, 0.0) for way, seconds in ((BLOCK_WAYS[-1], 1), (BLOCKS, 2))
     )
-    start = "With kit: take int8 activations, 2.00 times as fast, if you accept their loss of quality"
+    start = "With kit: take int8, 2.00 times as fast, if you accept their loss of quality"
     study.__dict__["losses"] = losses = {}
     found = answer.Conclusion(study, [best, default], default, None, losses)
     assert answer._change(found)[0] == f"{start} (measured below)."
@@ -593,7 +593,7 @@ def test_nothing_is_to_change_only_where_the_default_is_as_fast(path):
     )
     told = lambda ways, default: answer._change(answer.Conclusion(study, ways, default, None, {}))[0]  # noqa: E731
     assert told([blocks, other], blocks).startswith("With kit: change nothing: exact, from the file")
-    assert told([blocks, other], other) == told([blocks], None) == "With kit: take blocks, exact products."
+    assert told([blocks, other], other) == told([blocks], None) == "With kit: take exact."
     assert told([other], other).startswith("With kit: change nothing within this memory")
 
 

@@ -66,4 +66,18 @@ def test_a_map_is_read_and_its_share_of_memory_s_speed_bounds_what_reads_it(fold
     assert limit.map_gbps == 27.0 and limit.seconds_to_read_map(27e9) == limit.seconds_to_read(36e9) == 1.0
     assert pages.with_map(MACHINE, pages.MapSpeed(22.0, 20.0, None)).map_gbps == MACHINE.read_gbps
     assert MACHINE.seconds_to_read_map(20e9) == 1.0 and pages.with_map(MACHINE, None) == MACHINE
-    assert "0% of it by pages of 2 MiB, a copy in memory at 20.0" in slow.told()
+    assert slow.told() == "75% of the speed of a copy in memory, 0% of them by pages of 2 MiB"
+
+
+def test_the_sentence_on_pages_has_no_bandwidth_and_no_advice_that_changes_nothing():
+    """31.6 GB/s was "as fast as memory", which read at 66.5 a line above; pages that are large were to be read again."""
+    found = [(pages.MapSpeed(19.5, 20.0, 0.9), None), (pages.MapSpeed(18.5, 20.0, 0.99), pages.MapSpeed(19.6, 20.0, 0.99)),
+             (pages.MapSpeed(15.0, 20.0, 0.0), pages.MapSpeed(19.6, 20.0, 0.99)),
+             (pages.MapSpeed(15.0, 20.0, 0.0), pages.MapSpeed(15.1, 20.0, 0.5)),
+             (pages.MapSpeed(15.0, 20.0, 0.0), pages.MapSpeed(15.1, 20.0, 0.0))]  # fmt: skip
+    fine, large, again, no_gain, small = (pages.told(before, now, 1e9, "kit generate 'my model.gguf'") for before, now in found)
+    assert fine == "The file's pages are read as fast as a copy in memory."
+    assert "gains nothing" in large and "`" not in large
+    assert "`kit generate 'my model.gguf'` reads the file again" in again and "without a gain" in no_gain
+    assert "`kit generate 'my model.gguf' --pages copied`" in small and "at 98% of the speed" in again
+    assert "`kit generate FILE`" in pages.told(*found[2], 1e9) and not any("GB/s" in text for text in (fine, large, again))

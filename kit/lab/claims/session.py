@@ -203,11 +203,12 @@ class Session:
         return self.say("\n".join(f"- {text}" if holds else f"- This run does not confirm: {text}" for holds, text in lines))
 
     def answer(self, text: str, title: str = "Answer"):
-        """The notebook's answer, one paragraph filled from the run (Markdown), from a cell tagged "answer".
+        """The notebook's answer, filled from the run (Markdown), from a cell tagged "answer"; its lines are lines of the page.
 
         ``title``: the result in at most ten words, computed too. A page has it as its title, above the question.
         """
-        return self.say(f"**{title.removesuffix('.')}.** {' '.join(text.split())}")
+        lines = "  \n".join(" ".join(line.split()) for line in text.strip().splitlines())  # two blanks: a break
+        return self.say(f"**{title.removesuffix('.')}.** {lines}")
 
     def verdicts(self) -> pd.DataFrame:
         """The claims judged so far: as reported, what was measured, the verdict and its reason."""

@@ -39,6 +39,11 @@ class Reached(NamedTuple):
         """Whether it was measured."""
         return self.low is not None
 
+    @property
+    def told(self) -> str:
+        """Its name in tables and sentences."""
+        return self.way.told if self.way else self.name
+
 
 def name_of(study: Study) -> str:
     """The file as a command takes it."""
@@ -180,11 +185,8 @@ def told(found: Conclusion) -> list[str]:
     the limit and no advice."""
     study, limit = found.study, found.data["limit"]
     lines = [f"A token reads {format_bytes(limit['bytes'])}; {_bandwidth(limit)}."]
-    if not study.busy:
-        lines[0] += _best_minutes(limit)
     if study.map_found and study.map_found.ratio < pages.SMALL:
-        lines.append(pages.told(study.map_found, study.map_speed, limit["bytes"],
-                                command(study, BLOCKS) or "kit generate FILE"))  # fmt: skip
+        lines.append(pages.told(study.map_found, study.map_speed, limit["bytes"], command(study, BLOCKS)))
     if not study.room.fits:
         lines.append(_short(study))
     rows = table(found)
@@ -226,14 +228,16 @@ def _bandwidth(limit: dict) -> str:
     return f"memory reads at {limit['read_gbps']:.1f} GB/s" + busy * (limit["others_cores"] > BUSY)
 
 
-def _best_minutes(limit: dict) -> str:
-    """The limit by the best bandwidth that is known of the machine, where it is another one."""
-    best, arithmetic = limit["best_tokens_per_second"], limit["arithmetic_seconds"] or 0.0
-    if best * limit["seconds"] < WORTH:
+def best_minutes(study: Study) -> str:
+    """What memory gave in the best minutes that are known of the machine, in a sentence, where these are slower; "" else."""
+    best = 1 / study.least
+    if best * study.least_now < WORTH:
         return ""
-    at = f", {limit['known_of']}" * bool(limit["known_of"])
-    told = f" In this machine's best minutes: {format_rate(best)} ({limit['best_gbps']:.1f} GB/s{at})."
-    return told + (f" Products of float32 then allow {format_rate(1 / arithmetic)}." if arithmetic * best > 1 else "")
+    at = f", on {study.limits.at}," * bool(study.limits.at)
+    return (
+        f"In the best minutes that are known of this machine{at or ','} memory read at {study.read_gbps:.1f} GB/s, and allowed "
+        f"{format_rate(best)} tokens per second."
+    )
 
 
 def share(study: Study, each: Reached) -> Share:
@@ -280,12 +284,12 @@ def _change(found: Conclusion) -> list[str]:
         same = found.same(best.way.precision)
         lost = none if same is None else f"the next token is float32's in {answer_table.percent(same)} of positions"
         times = f" {default.seconds / best.seconds:.2f} times as fast," if default else ""
-        text = f"With kit: take {best.way.precision},{times} if you accept their loss of quality ({lost})."
+        text = f"With kit: take {best.told},{times} if you accept their loss of quality ({lost})."
     elif best is default and best.way in BLOCK_WAYS:
         text = "With kit: change nothing: exact, from the file's blocks, is as fast as any way here."
     elif best is default:
         needs = format_bytes(study.room.beside + sum(use.nbytes for use in study.uses))
         text = f"With kit: change nothing within this memory; {needs} hold the whole file."
     else:
-        text = f"With kit: take {best.name}."
+        text = f"With kit: take {best.told}."
     return [text, f"    {command(study, best.way)}"]

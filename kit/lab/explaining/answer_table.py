@@ -3,11 +3,12 @@
 A row is plain data (``Row``); what is printed, pasted and drawn comes from the same rows: ``text``, ``markdown``, ``picture``.
 """
 
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from kit.lab import figures
-from kit.lab.engines.table import OURS, PROGRAM
+from kit.lab.engines.table import EXACT, OURS, PROGRAM
 from kit.lab.measuring.state import BUSY
 
 LIMIT = "limit of memory"
@@ -65,9 +66,10 @@ def rows(answer: dict) -> list[Row]:
     return table
 
 
-def yours(data: dict) -> list[Row]:
+def yours(data: dict, losses: dict[str, dict[str, float]] | None = None) -> list[Row]:
     """The rows of kit explain with engines or of a server, from its plain data: the limit of their minutes, and one of each
-    engine. Without limit and shares where other processes used the cores."""
+    engine. Without limit and shares where other processes used the cores. ``losses``: of precisions and engines, as far as they
+    were measured of this file before."""
     records = [record for record in data.get("engines") or [data] if record["decode"].get("seconds")]
     busy = any((test.get("others_cores") or test.get("others") or 0.0) > BUSY for test in (each["decode"] for each in records))
     bound = None if busy or not records else records[0].get("bound")
@@ -77,8 +79,17 @@ def yours(data: dict) -> list[Row]:
         name, kind, option = _named(engine)
         low, high = (1 / end for end in reversed(decode.get("interval") or (decode["seconds"],) * 2))
         share = record.get("mbu") if bound else None
-        table.append(Row(name, kind, 1 / decode["seconds"], low, high, share, option=option))
+        same = None if kind == "yours" else _same(name, losses or {})
+        table.append(Row(name, kind, 1 / decode["seconds"], low, high, share, same, option))
     return table
+
+
+def _same(name: str, losses: dict[str, dict[str, float]]) -> float | None:
+    """How often the most probable next token of kit's way or of llama.cpp is that of float32; None: not measured."""
+    if name == EXACT.short:
+        return 1.0
+    key = next((row.precision for row in OURS.values() if row.short == name), name)
+    return next((row.get("same") for known, row in losses.items() if known.startswith(key)), None)
 
 
 def _named(engine: dict) -> tuple[str, str, str]:
@@ -125,14 +136,22 @@ def text(rows: Sequence[Row], width: int = 80) -> str:
         told = ["  ".join([line[0].ljust(wide[0]), *cells]).rstrip() for line, cells in zip(lines, right, strict=True)]
         if max(map(len, told)) <= width:
             break
-    return "\n".join(told)
+    return "\n".join([*told, *textwrap.wrap(note(rows), width)])
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table for an issue or a README."""
     head, *lines = _lines(ordered(rows), "way", "`{}`")
     rule = ("---", *["---:"] * (len(head) - 1))
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
+    table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
+    return table + (f"\n\n{said}" if (said := note(rows)) else "")
+
+
+def note(rows: Sequence[Row]) -> str:
+    """Why an interval of the table passes the limit; "" where none does."""
+    limit = next((row.speed for row in rows if row.kind == "limit"), float("inf"))
+    passed = any(row.speed + row.error > limit for row in rows if row.error is not None)
+    return "Memory's speed changed between the rounds, so a speed with its ± may pass the limit." if passed else ""
 
 
 def apart(one: Row, other: Row) -> bool:
@@ -181,5 +200,6 @@ def picture(rows: Sequence[Row], about: str):
     figures.rows(axes)
     axes.grid(visible=False)
     axes.set_xlim(0, 1.12 * max([row.high or row.speed for row in rows], default=1))
-    axes.set(xlabel=f"tokens per second, {about} (lines: 95% intervals)", title=verdict(rows))
+    lines = "\n(lines: 95% intervals; the limit varied, too)" if note(rows) else " (lines: 95% intervals)"
+    axes.set(xlabel=f"tokens per second, {about}{lines}", title=verdict(rows))
     return figure

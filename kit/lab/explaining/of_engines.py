@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import kit
-from kit.errors import EngineError
+from kit.errors import EngineError, KitError
 from kit.gguf.foreign import check_model
 from kit.gguf.sources import model_name, resolve
 from kit.lab.engines import bounds_of, turns
@@ -18,6 +18,7 @@ from kit.lab.labels import label_of
 from kit.lab.measuring import minutes, state
 from kit.lab.measuring.busy import WORTH
 from kit.lab.measuring.machine import machine_id
+from kit.lab.predicting import quality
 from kit.lab.predicting.remembered import held_by
 from kit.system import cpu_name
 from kit.system.cores import cores
@@ -66,6 +67,7 @@ def explain(
             if fastest:  # no limit is below what an engine reached
                 roof.bandwidth = max(roof.bandwidth, work.token_bytes / fastest)
         records = [_record(each, series, work, roof, kept, swept.get(each.label)) for each in runners]
+        losses = _losses(file)
     first, *later = runners
     compared = [turns.ratio(first.label, each.label, rows) for each in later for rows in series]
     data = records[0] | {
@@ -74,7 +76,15 @@ def explain(
         "work": vars(work), "engines": records, "threads": [{"label": label} | each for label, each in swept.items()],
         "compared": [each.to_json() for each in compared if each],
     }  # fmt: skip
-    return data | {"answer": {"table": [row._asdict() for row in answer_table.yours(data)]}}
+    return data | {"answer": {"table": [row._asdict() for row in answer_table.yours(data, losses)]}}
+
+
+def _losses(file) -> dict[str, dict[str, float]]:
+    """What rounding does to the answers of an open file, as far as kit explain measured it before."""
+    try:
+        return quality.kept(file)
+    except KitError:  # no tokenizer or pass of the kit
+        return {}
 
 
 def this_machine() -> dict:

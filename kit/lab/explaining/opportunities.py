@@ -63,7 +63,7 @@ def _ways(study: Study) -> list[Opportunity]:
         if (more := study.room.needs(prediction) - study.room.needs(first[0])) > 0:
             costs.append(f"{format_bytes(more)} more memory")
         seconds = way.seconds if row.by == "measured" else first[0].seconds / row.faster
-        found.append(Opportunity(way.name, "kit's default", row.faster, row.by, seconds, "; ".join(costs) or "nothing",
+        found.append(Opportunity(way.told, "kit's default", row.faster, row.by, seconds, "; ".join(costs) or "nothing",
                                  answer.command(study, way.way)))  # fmt: skip
     return found
 
@@ -101,7 +101,7 @@ def fine(study: Study, found: list[Opportunity]) -> list[str]:
     """What needs no change."""
     told = ["the file fits in memory"] * study.room.fits
     if study.map_found and study.map_found.ratio >= pages.SMALL:
-        told.append("its pages are read as fast as memory")
+        told.append("its pages are read as fast as a copy in memory")
     if (other := answer.peer(study)) and (share := answer.share(study, other).median) >= answer_table.NEAR:
         told.append(f"llama.cpp is at {share:.0%} of the limit")
     others = len(study.predictions) - 1 - sum(each.now == "kit's default" and bool(each.command) for each in found)

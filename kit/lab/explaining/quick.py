@@ -35,11 +35,10 @@ def first(file, whole: int | None = None) -> tuple[dict, list[str]]:
     says.append(f"It {'fits' if fits else 'does not fit'}: {format_bytes(blocks)} of blocks, {format_bytes(room)} "
                 f"{'are free' if whole is None else 'are given'}.")  # fmt: skip
     if limit := data["limit"]:
-        speed = f"{limit['bandwidth'] / 1e9:.1f} GB/s"
-        reads_at = f"reads at {speed} in this second" if limit["of"] == "now" else f"read at {speed} at best, on {limit['of']}"
+        of = "this second" if limit["of"] == "now" else f"the best minutes known, of {limit['of']}"
         says.append(
-            f"Memory {reads_at}, and a token reads {format_bytes(data['bytes_per_token'])}: "
-            f"{format_rate(limit['tokens_per_second'])} tokens per second at most."
+            f"First guess, by memory in {of}: {format_rate(limit['tokens_per_second'])} tokens per second at most "
+            f"({format_bytes(data['bytes_per_token'])} per token at {limit['bandwidth'] / 1e9:.1f} GB/s)."
         )
     data |= {**busy.facts, "fits": fits}
     return data, [*([busy.line] if busy else []), *says]

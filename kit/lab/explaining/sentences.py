@@ -68,11 +68,16 @@ def how(study: Study) -> str:
 
 
 def advise(found: answer.Conclusion) -> str:
-    """The answer in one paragraph, with what was not measured and why."""
+    """The answer with what was not measured and why; a command is a line of its own."""
     study = found.study
     text = [f"`{line.strip()}`" if line.startswith("    ") else line for line in answer.concluded(found)]
-    text += [f"{way.label[0].upper()}{way.label[1:]} {why}." for way, why in (study.part or study).unmeasured.items()]
-    return " ".join([*text, *filter(None, [experts(study), mac(study)])])
+    more = " ".join([*_unmeasured(study), *filter(None, [experts(study), mac(study)])])
+    return "\n".join([*text, more]).strip()
+
+
+def _unmeasured(study: Study) -> list[str]:
+    """What was not measured, and why: a sentence each."""
+    return [f"{way.told[0].upper()}{way.told[1:]} {why}." for way, why in (study.part or study).unmeasured.items()]
 
 
 def fits(study: Study) -> str:
@@ -178,7 +183,7 @@ def sections(
     data = data.assign(share=None) if study.busy else data
     yield "parts", rows(data), "" if study.busy else table(title, data)
     data = study.depths()
-    title = f"A TOKEN BY DEPTH (float32 KV cache; least: at {study.read_gbps:.1f} GB/s, the best known)"
+    title = f"A TOKEN BY DEPTH (float32 KV cache; least: at {study.now_gbps:.1f} GB/s, as the limit above)"
     why = paragraph(depth.falls(data))
     yield "depths", data, "\n".join(filter(None, [table(title, depth.table(data)), why])) if data else ""
     measure_best(study)
@@ -241,5 +246,5 @@ def _tables(study, everything, rows, table, more):
 
 def _rest(study: Study) -> str:
     """How all this was had, and what only some files need."""
-    unmeasured = [f"{way.label} {why}." for way, why in (study.part or study).unmeasured.items()]
-    return paragraph(" ".join(filter(None, [how(study), *unmeasured, experts(study), mac(study)])))
+    best = "" if study.busy else answer.best_minutes(study)
+    return paragraph(" ".join(filter(None, [best, how(study), *_unmeasured(study), experts(study), mac(study)])))

@@ -205,7 +205,7 @@ class Study:
 
     def _recorded(self) -> Order:
         if self.map_found:  # measured before a decode, which may read the file again
-            self.say(self.map_found.told())
+            self.say(f"the file's pages: {self.map_found.told()}")
         if self.part is None:
             self.say(f"recording a decode of {self.tokens} tokens")
             with note.compilation() as self.compiled:
@@ -282,7 +282,7 @@ class Study:
         """A token's time by depth and kind of layer (explaining.depth): the least, and as measured where all layers are."""
         if not self.runs:
             return []
-        rows = depth.least(read_config(self.file), bytes_used(self.read), self.read_gbps)
+        rows = depth.least(read_config(self.file), bytes_used(self.read), self.now_gbps)
         if self.part is None and self.room.fits and measuring.left(self) > 0 and not self.gives_way:
             self.say("measuring a token at several context lengths")
             real = self.measured.get(BLOCKS)

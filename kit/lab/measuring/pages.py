@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from kit.gguf.large_pages import LEAST
+from kit.gguf.large_pages import FEW, LEAST
 from kit.lab.measuring import state
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.measuring.machine import Machine
@@ -20,6 +20,7 @@ from kit.units import format_bytes, format_seconds
 
 MOST, _PASSES = 512 << 20, 5
 _CACHES = 4  # times the CPU's caches: what is larger is not in them
+FINE = "The file's pages are read as fast as a copy in memory."
 SMALL = 0.95  # of the speed of a copy: a map that reads more slowly is said to
 
 
@@ -41,9 +42,9 @@ class MapSpeed(NamedTuple):
         return max(0.0, nbytes * (1 / self.gbps - 1 / self.memory_gbps) / 1e9)
 
     def told(self) -> str:
-        """In words."""
-        pages = f", {self.large:.0%} of it by pages of 2 MiB" if self.large is not None else ""
-        return f"its map reads at {self.gbps:.1f} GB/s{pages}, a copy in memory at {self.memory_gbps:.1f}"
+        """In words, without GB/s: those of another minute contradict the limit."""
+        pages = f", {self.large:.0%} of them by pages of 2 MiB" if self.large is not None else ""
+        return f"{self.ratio:.0%} of the speed of a copy in memory{pages}"
 
 
 @once_a_run
@@ -86,17 +87,19 @@ def passes(views: list[torch.Tensor], count: int = _PASSES) -> list[tuple[float,
     return [tuple(once() for once in both) for _ in range(count + 1)][1:]
 
 
-def told(before: MapSpeed, now: MapSpeed, nbytes: float, command: str = "kit generate FILE") -> str:
+def told(before: MapSpeed, now: MapSpeed, nbytes: float, command: str = "") -> str:
     """How fast a file's map was ``before`` and is ``now``, what that costs a token that reads so many bytes, and the one
-    command where it costs something."""
+    command where it costs something ("": none is known)."""
     if before.ratio >= SMALL:
-        return f"The file's pages are as fast as memory: {before.told()}."
-    cost = format_seconds(before.cost(nbytes))
-    text = f"The file's pages were slower than memory: {before.told()}. That costs {cost} per token. "
+        return FINE
+    cost, command = format_seconds(before.cost(nbytes)), command or "kit generate FILE"
+    text = f"The file's pages were read at {before.told()}. That costs {cost} per token. "
+    if before.large is not None and before.large >= FEW:
+        return f"{text}They are large already: to read the file again gains nothing."
     if now.ratio >= SMALL or now.ratio > before.ratio / SMALL:
-        return f"{text}`{command}` reads the file again, once; after that {now.told()}."
+        return f"{text}`{command}` reads the file again, once; after that they are read at {now.told()}."
     if now.large is not None and now.large > before.large:
-        return f"{text}It was read again by larger pages, without a gain: {now.told()}."
+        return f"{text}The file was read again by larger pages, without a gain: at {now.told()}."
     return (
         f"{text}No larger pages are to be had here; `{command} --pages copied` takes {format_bytes(nbytes)} of memory instead."
     )

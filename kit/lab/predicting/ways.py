@@ -18,6 +18,7 @@ from kit.lab.engines.table import rounding
 from kit.lab.predicting.expert_caches import waited
 from kit.lab.predicting.measured import Cost
 from kit.lab.predicting.order import FUSED, Kind, Order, ProgramCost, kind_of
+from kit.lab.tables import in_tables
 from kit.model.slots import policy_named
 from kit.products import Multiplied, by_linear
 from kit.system import last_level_cache
@@ -61,6 +62,11 @@ class Way:
             return HOLDS[self.holds][self.rounds].format(size=size, rounding=self.precision)
         named = {"NoCache": "dequantized each time", "HashMap": "all kept", "Unbounded": "all kept", "Pinned": f"{size} pinned"}
         return f"{named.get(self.policy, f'{self.policy} of {size}')}, {PRECISION_OF[self.dtype]}"
+
+    @property
+    def told(self) -> str:
+        """The same in tables and sentences: exact, int16 or int8 in place of the words for it that records have."""
+        return in_tables(self.label)
 
     @property
     def quantity(self) -> str:

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 from kit.errors import ReportError
+from kit.lab.engines.table import EXACT
+from kit.lab.explaining.answer_table import percent
 from kit.lab.explaining.causes import DECODE
 from kit.lab.measuring.state import BUSY
 from kit.lab.tables import markdown
@@ -24,12 +26,14 @@ _HEAD = """# Machines
 
 What people measured with `kit explain MODEL --engine X`. `pp512` is a prompt of 512 tokens, `tg64` a decode of 64, both in
 tokens per second, as `llama-bench` names them. MBU is the share of the memory's bandwidth that a decode uses. The bandwidth was
-measured in the same minutes. To add your machine, open an issue with the template *My machine*.
+measured in the same minutes. *Same token* is how often the most probable next token is that of float32.
+To add your machine, open an issue with the template *My machine*.
 """
 _FOLDERS = re.compile(
     r"""(?<![\w:/.~])(?:~|\.\.?)?/(?:[^/\s'"`]+/)*(?=[^/\s])"""
 )  # of a path in a text; GB/s and a URL have none
-_COLUMNS = ("CPU", "memory, GB/s", "file", "engine", "build", "threads", "pp512", "tg64", "MBU", "largest other part")
+_COLUMNS = ("CPU", "memory, GB/s", "file", "engine", "build", "threads", "pp512", "tg64", "same token", "MBU",
+            "largest other part")  # fmt: skip
 
 
 def rows(folder: Path) -> list[dict]:
@@ -45,6 +49,7 @@ def _rows(path: Path) -> list[dict]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         machine, made = data["machine"], []
+        table = iter([row for row in data.get("answer", {}).get("table", []) if row["kind"] != "limit"])  # one of each engine
         for record in data.get("engines") or [data]:
             decode, prompt, engine = record["decode"], record["prompt"], record["engine"]
             if max(_others(decode), _others(prompt)) > BUSY:
@@ -54,13 +59,20 @@ def _rows(path: Path) -> list[dict]:
             share = f"{most['name']} {most['seconds'] / decode['seconds']:.0%}" if most else ""
             made.append(dict(zip(_COLUMNS, (
                 machine["cpu"], f"{record['bound']['bandwidth'] / 1e9:.1f}", _file(data), _named(engine), engine["version"],
-                engine["threads"] or "", _speed(prompt), _speed(decode), f"{record['mbu']:.0%}", share,
+                engine["threads"] or "", _speed(prompt), _speed(decode), _same(next(table, {})),
+                f"{record['mbu']:.0%}", share,
             ), strict=True)))  # fmt: skip
         return made
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ReportError(f"{path}: is no output of `kit explain MODEL --engine X --json`, or has no limit") from None
+
+
+def _same(row: dict) -> str:
+    """What goes with a speed, of a row of the answer's table."""
+    exact = (row.get("kind"), row.get("name")) == ("kit", EXACT.short)
+    return "100%" if exact else "not measured" if row.get("same") is None else percent(row["same"])
 
 
 def _named(engine: dict) -> str:
