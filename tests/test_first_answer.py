@@ -94,7 +94,7 @@ def test_on_a_busy_machine_what_is_no_comparison_or_takes_long_is_left_out(llama
             made = study.Study(file, lambda: None, 1 << 30, minute=minute)
             made.__dict__ |= {"runs": True, "machine": MACHINE, "losses": {}}
             made.busy.others = others
-            monkeypatch.setattr(study.Study, "read_gbps", 10.0)
+            monkeypatch.setattr(study.Study, "limit_gbps", 10.0)
             assert made.gives_way == left_out
             _ = made.engines, made.quality, made.depths()
             told = beside_kit.prompt(made)

@@ -183,7 +183,7 @@ def sections(
     data = data.assign(share=None) if study.busy else data
     yield "parts", rows(data), "" if study.busy else table(title, data)
     data = study.depths()
-    title = f"A TOKEN BY DEPTH (float32 KV cache; least: at {study.now_gbps:.1f} GB/s, as the limit above)"
+    title = f"A TOKEN BY DEPTH (float32 KV cache; least: at {study.limit_gbps:.1f} GB/s)"
     why = paragraph(depth.falls(data))
     yield "depths", data, "\n".join(filter(None, [table(title, depth.table(data)), why])) if data else ""
     measure_best(study)

@@ -282,7 +282,7 @@ class Study:
         """A token's time by depth and kind of layer (explaining.depth): the least, and as measured where all layers are."""
         if not self.runs:
             return []
-        rows = depth.least(read_config(self.file), bytes_used(self.read), self.now_gbps)
+        rows = depth.least(read_config(self.file), bytes_used(self.read), self.limit_gbps)
         if self.part is None and self.room.fits and measuring.left(self) > 0 and not self.gives_way:
             self.say("measuring a token at several context lengths")
             real = self.measured.get(BLOCKS)
@@ -327,6 +327,11 @@ class Study:
             return self.minutes.read_gbps
         shown = [bytes_used(self.read) / each.seconds / 1e9 for each in self.measured.values()] if self.room.fits else []
         return max([self.map_speed.gbps if self.map_speed else self.limits.now, *shown])
+
+    @property
+    def limit_gbps(self) -> float:
+        """The bandwidth by which all of an answer is limited: of these minutes, and of busy ones the best that is known."""
+        return self.read_gbps if self.busy else self.now_gbps
 
     @property
     def least_now(self) -> float:
