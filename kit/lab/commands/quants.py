@@ -42,7 +42,7 @@ def command(files, to, tokens, rounds, figure, as_json):
     from kit.lab.engines.requantize import requantize, targets
     from kit.lab.explaining import quants
     from kit.lab.figures import FILES
-    from kit.system.files import check_writable
+    from kit.system.files import check_writable, made
     from kit.system.paths import models_folder
     from kit.units import finite
 
@@ -61,8 +61,8 @@ def command(files, to, tokens, rounds, figure, as_json):
     if unknown := [kind for kind in kinds if kind not in known]:
         raise QuantError(f"--to {unknown[0]}: no quantizer for it is installed; choose from {', '.join(known)}")
     alone = len(paths) == 1
-    models_folder().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=models_folder()) if alone else nullcontext() as folder:
+    room = made(models_folder(), QuantError, "name another folder by KIT_MODELS") if alone else None
+    with tempfile.TemporaryDirectory(dir=room) if alone else nullcontext() as folder:
         if alone:
             with kit.open(paths[0]) as source:
                 stem = Path(model_name(paths[0])).stem

@@ -81,7 +81,7 @@ def pack(folder: Path, target: Path) -> Path:
     runs_in(folder)
     check_output(target, [folder], ReportError)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    with replacing(target, error=ReportError, remedy="; name another file by --out") as out:
+    with replacing(target, error=ReportError, remedy="name another file by --out") as out:
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in files:
                 archive.write(path, Path(folder.resolve().name) / path.relative_to(folder))

@@ -23,7 +23,7 @@ from kit.lab.report import planning, sources
 from kit.lab.report import run as runs
 from kit.lab.report.sweep.spec import Cell
 from kit.lab.synthetic.write import cached_model
-from kit.system.files import sole_writer
+from kit.system.files import helps, sole_writer
 from kit.system.paths import models_folder
 
 STATE = "cell.json"  # in the folder of a cell; put there last, so a cell that has one is whole
@@ -229,6 +229,5 @@ def keep_cell(out: Path, cell: Cell, answer: Answer) -> None:
         shutil.rmtree(target, ignore_errors=True)
         partial.replace(target)
     except OSError as error:
-        raise ReportError(
-            f"cannot write {target}: {error.strerror}; free some space or name another folder with --out"
-        ) from None
+        told = helps(error, "name another folder with --out")
+        raise ReportError(f"cannot write {target}: {error.strerror}{told}") from None
