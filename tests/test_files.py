@@ -117,16 +117,16 @@ def test_pages_are_rendered_where_there_are_some(tmp_path):
 def test_a_full_disk_says_what_helps_the_one_who_asked(tmp_path, monkeypatch):
     monkeypatch.setenv("KIT_MODELS", str(tmp_path / "models"))
     monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=1000))
-    for arguments, helps in (
+    for arguments, says in (
         (["fetch", "smollm2-135m"], "free some space, or name another folder by KIT_MODELS"),
         (["synth", "tiny-llama", "-o", str(tmp_path / "tiny.gguf")], "ask for fewer layers or write elsewhere"),
     ):
         done = CliRunner().invoke(main, arguments)
-        assert done.exit_code == 2 and done.stderr.endswith(f"has 1000 B free; {helps}\n"), done.output
+        assert done.exit_code == 2 and done.stderr.endswith(f"has 1000 B free; {says}\n"), done.output
 
 
 def test_a_folder_that_may_not_be_written_is_said_before_any_work(tmp_path, monkeypatch, tiny_file):
-    """`kit quants` measured for eight seconds and said "models/tmp3o9y8mb9: Permission denied"; others were told to free space."""
+    """`kit quants` worked for eight seconds and said "models/tmp3o9y8mb9: Permission denied"; `kit fetch` to free some space."""
     monkeypatch.setenv("KIT_MODELS", str(tmp_path))
     monkeypatch.setattr("kit.lab.engines.requantize.targets", lambda: ["Q4_0"])
     access = os.access
