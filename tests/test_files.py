@@ -126,7 +126,7 @@ def test_a_full_disk_says_what_helps_the_one_who_asked(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_may_not_be_written_is_said_before_any_work(tmp_path, monkeypatch, tiny_file):
-    """`kit quants` worked for eight seconds and said "models/tmp3o9y8mb9: Permission denied"; `kit fetch` to free some space."""
+    """`kit quants` worked for eight seconds and said "models/tmp3o9y8mb9: Permission denied"; `kit fetch` to free space."""
     monkeypatch.setenv("KIT_MODELS", str(tmp_path))
     monkeypatch.setattr("kit.lab.engines.requantize.targets", lambda: ["Q4_0"])
     access = os.access
