@@ -118,7 +118,7 @@ _KEYS = {  # headings of tables -> keys
     "slots a layer": "slots_per_layer", "bits of a weight": "bits_per_weight", "bytes of a token": "bytes_per_token",
     "comes in": "load_seconds", "held": "held_bytes", "file pages": "file_pages_bytes", "in the file": "file_bytes",
     "in float32": "float32_bytes", "size": "size_bytes", "peak": "peak_bytes", "resident": "resident_bytes",
-    "bytes hit": "byte_hit_rate", "bytes bound": "byte_hit_rate_bound",
+    "bytes hit": "byte_hit_rate", "bytes limit": "byte_hit_rate_bound",
 }  # fmt: skip
 _TRUTHS = {"yes": True, "no": False}
 

@@ -15,7 +15,8 @@ QUOTIENTS = {  # column -> over / under, columns of its row; "@ x": of the row x
     "times a hit, copied": "ready and read / ready and read @ hit, copied",
     "attention's share": "attention / total",
     "step": "seconds @ the row above / seconds",
-    "times the bound": "seconds / bound",
+    "times the bound": "seconds / bound",  # on pages of older runs
+    "times the limit": "seconds / limit",
     "times": "it takes / reported",
     "times the least": "token / least",
     "times this machine's": "~ GB/s needed / 1",

@@ -67,7 +67,7 @@ def test_every_command_says_it_first_and_advises_nothing(files, crowded, words):
     told = shown.stderr if words[0] != "experts" else shown.stdout
     first = next(line for line in told.splitlines() if line)
     assert (first.startswith(LINE) and first.endswith("of 2 cores; these numbers are no comparison.")) or "of 1 core" in first
-    assert "bound " not in told and "needs" not in told and "faster" not in told
+    assert "limit  " not in told and "needs" not in told and "faster" not in told
     data = json.loads(run(*words, "--json").stdout)
     assert data["busy"] is True and data["busy_others"] == 1.6
     assert not data.get("decode_bound_tokens_per_second") and data.get("least_memory") is None and not data.get("faster")

@@ -132,7 +132,7 @@ CASES = {  # a notebook joins by its row
         },
         empty={"curve": lambda curve: curve[curve["share"] >= 1]},  # nothing is known of memory that is short
         until="say-memory",
-        warns="above the bound of memory: float32",
+        warns="above the limit of memory: float32",
         steady={
             "The claim is 10 to 20.": "the claim",
             "device = cpu: not measured; `kit reproduce --device cuda` adds tokens per second from blocks in device memory by "

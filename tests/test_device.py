@@ -181,7 +181,7 @@ def check(rows, count):
 @pytest.mark.slow
 def test_first_token(call, small, tmp_path):
     table, rows = call(worker.first_token, small, tmp_path)
-    assert (table["total, s"] > table["bound, s"]).all() and len(table) == 3
+    assert (table["total, s"] > table["limit, s"]).all() and len(table) == 3
     check(rows, 4)
     assert [row["claim"] for row in rows if row["verdict"]] == ["first-token-preload"]
 
@@ -217,7 +217,7 @@ def test_tiles(call, tmp_path):
     """One thread as report 004 has it, and a batch: each compares what it finds."""
     thread, table = call(worker.tiles, tmp_path)
     assert len(thread) == 1 and thread[0] > 0
-    assert table["times the bound"].iloc[0] > 1 and table.index[0] == "one alone"
+    assert table["times the limit"].iloc[0] > 1 and table.index[0] == "one alone"
 
 
 def test_frontier(call, small, tmp_path):

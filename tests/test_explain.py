@@ -163,8 +163,8 @@ def test_no_policy_beats_the_bound(sizes, share):
     accesses = repeated([(str(i), size) for i, size in enumerate(sizes)], 4)
     memory = max(1, int(share * sum(sizes)))
     table = tables.policies(accesses, memory)
-    assert table["bytes bound"].iloc[0] == pytest.approx(min(1, memory / sum(sizes)))
-    assert (table["bytes hit"] <= table["bytes bound"] + 1e-9).all()
+    assert table["bytes limit"].iloc[0] == pytest.approx(min(1, memory / sum(sizes)))
+    assert (table["bytes hit"] <= table["bytes limit"] + 1e-9).all()
     assert (table["peak"] <= memory).all()
 
 

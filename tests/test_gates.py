@@ -26,9 +26,9 @@ def warned(**given):
         ({"unit": "hits", "samples": [-5], "how": "counted"}, "below zero"),
         ({"unit": "tiles", "samples": [3, -15360], "how": "counted"}, "below zero"),
         ({"unit": "points", "samples": [3.75e9], "how": "counted"}, "differ by 100 at most"),
-        ({"lower": 2.0, "lower_source": "bytes over bandwidth"}, "below its bound of 2.00 s (bytes over bandwidth)"),
-        ({"upper": 0.5, "upper_source": "Amdahl"}, "above its bound of 500 ms (Amdahl)"),
-        ({"interval": [0.9, 1.3], "lower": 1.08, "lower_source": "b"}, "below its bound"),  # MIN at 108 %, and no warning
+        ({"lower": 2.0, "lower_source": "bytes over bandwidth"}, "below its limit of 2.00 s (bytes over bandwidth)"),
+        ({"upper": 0.5, "upper_source": "Amdahl"}, "above its limit of 500 ms (Amdahl)"),
+        ({"interval": [0.9, 1.3], "lower": 1.08, "lower_source": "b"}, "below its limit"),  # MIN at 108 %, and no warning
         ({"status": "warned", "samples": [], "reason": "the ways differ"}, "the ways differ"),
     ],
 )
@@ -57,10 +57,10 @@ def test_pages_of_a_run_have_one_bound_and_none_that_another_page_beats():
 
     assert gates.across(rows(0.12, 0.110, 0.110)) == []
     assert gates.across(rows(0.12, 0.106, 0.110)) == [
-        ("a token is at least 106 ms on 07 and 110 ms on 00: two bounds", "counted")
+        ("a token is at least 106 ms on 07 and 110 ms on 00: two limits", "counted")
     ]
     [(told, how)] = gates.across(rows(0.0783, 0.110, 0.110))
-    assert told == "a token takes 78.3 ms on 01 and at least 110 ms on 00: the bound is wrong" or "on 07" in told
+    assert told == "a token takes 78.3 ms on 01 and at least 110 ms on 00: the limit is wrong" or "on 07" in told
     assert how == "measured", "another process may have slowed what the bound was taken from"
 
 
@@ -184,7 +184,7 @@ def test_the_command_leaves_a_kept_page_and_warns(tmp_path):
     notebooks.add("02_second", FASTER)
     told = reproduce(notebooks.path, tmp_path / "two").output
     assert "01_first  copied from one" in told and "a later probe" not in told
-    assert "warning: 01_first: its bounds are out of date" in told
+    assert "warning: 01_first: its limits are out of date" in told
 
 
 def test_the_best_of_each_limit_is_kept():

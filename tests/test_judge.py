@@ -103,14 +103,14 @@ def test_a_bound_without_a_measurement_can_only_forbid():
 
 def test_a_measurement_beyond_its_own_bound_is_not_used_to_forbid():
     found = judged([3.0, 3.1, 3.0], (10, 20), at_most=(1.05, "Amdahl"), how="counted")
-    assert found.verdict == "undecided here" and "beyond its own bound" in found.reason
+    assert found.verdict == "undecided here" and "beyond its own limit" in found.reason
 
 
 def test_a_median_outside_its_bounds_is_called_noise():
     """0.947x with bounds 1x to 1.041x once stood on the front page without a word."""
     given = {"accept": (2.0, None), "at_least": (1.0, "none"), "at_most": (5.0, "both")}
-    assert "beyond its bound of 1x: noise" in judged([0.93, 0.947, 0.95, 0.96], **given).reason
-    assert "beyond its bound of 5x: noise" in judged([4.9, 5.1, 5.2], **given).reason
+    assert "beyond its limit of 1x: noise" in judged([0.93, 0.947, 0.95, 0.96], **given).reason
+    assert "beyond its limit of 5x: noise" in judged([4.9, 5.1, 5.2], **given).reason
     assert "noise" not in judged([1.2, 1.3, 1.4], **given).reason and "noise" not in judged([], **given, missing="a GPU").reason
     assert "noise" not in judged([0.9, 1.1, 5.2], **given, how="counted").reason
 
@@ -150,14 +150,14 @@ def test_an_observation_beats_a_bound_from_a_slow_minute():
     """Rounds of 7.9 to 8.4 where 8 is claimed, and a bound of 7.35 that was probed while memory was slow."""
     seen = [7.9, 8.1, 8.4, 8.2, 8.0, 8.3]
     found = judged(seen, (8, None), at_most=(7.35, "probed in a slow minute"))
-    assert found.verdict == "undecided here" and "a bound contradicted: 5 of 6 samples" in found.reason
+    assert found.verdict == "undecided here" and "a limit contradicted: 5 of 6 samples" in found.reason
     assert judged([7.0, 7.2, 7.1], (8, None), at_most=(7.35, "probed")).verdict == "impossible"
     just_below = judged([7.9, 7.95, 7.9], (8, None), at_most=(7.35, "probed"))  # none accepted, and yet beyond the bound
     assert just_below.verdict == "undecided here"
     low, high = (format_quantity(end, "x") for end in just_below.interval)
     assert low != high and f"the interval {low} to {high} contains the threshold 8x" in just_below.reason
     far = judged([1.1, 1.17, 1.7], (10, 20), at_most=(1.164, "Amdahl"))  # the samples alone refute it, whatever the bound is
-    assert far.verdict == "not reproduced" and "beyond its bound of 1.164x: noise" in far.reason
+    assert far.verdict == "not reproduced" and "beyond its limit of 1.164x: noise" in far.reason
 
 
 @given(st.lists(st.lists(finite, min_size=1, max_size=4), min_size=1, max_size=4), *[finite] * 2, *[st.none() | finite] * 2)

@@ -133,7 +133,7 @@ def test_the_notebook_reads_the_book(tmp_path, invented_machine):
     assert len(ran["ledger"]) == len(claims.load()) + 1 and len(ran["whole"]) == len(claims.load())
     assert "2 are impossible (1 of these by arithmetic alone)" in ran.words["hows"] and "2 warnings" in ran.words["answer"]
     assert [text for _, text in ran["warned"]] == [
-        "hits: -5 hits, and a sample is below zero", "a layer: 100 s is above its bound of 10.0 s (b)"
+        "hits: -5 hits, and a sample is below zero", "a layer: 100 s is above its limit of 10.0 s (b)"
     ]  # fmt: skip
     assert ran.titles["picture"] == [f"1 of 2 figures are outside what is possible; {len(claims.load()) - 2} claims have none"]
     counts = {row.quantity: row.median for row in records.read([tmp_path / "08_claims.jsonl"])}

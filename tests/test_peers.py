@@ -86,7 +86,7 @@ def test_no_speed_of_a_trained_model_stands_without_its_quality(path, tmp_path, 
     assert asked == [1041] and beside[peers.TIMES].tolist() == pytest.approx([2 / 3, 4 / 3, 1])
     said = peers.told(beside)
     assert said.startswith(
-        "3 ways of kit and llama.cpp ran this file: kit 20 tok/s (KL 1e-09 ± 1e-10 nats), kit, int8 activations 40 tok/s (KL "
+        "3 ways of kit and llama.cpp ran this file: kit, exact 20 tok/s (KL 1e-09 ± 1e-10 nats), kit, int8 40 tok/s (KL "
     )
     short = peers.short(beside)
     assert short.loc["llama.cpp, mmap", peers.KL] == "less than 0.07" and "± nats" not in short and "reason" not in short

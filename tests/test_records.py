@@ -13,6 +13,8 @@ from kit.lab.claims import table as claims
 from kit.lab.claims.judge import judge
 from kit.lab.claims.records import Record
 from kit.lab.claims.session import Session
+from kit.lab.engines.table import COMPARED
+from kit.lab.explaining.peers import called
 from kit.lab.measuring import drift, machine, measure
 from kit.lab.measuring.state import State
 from kit.system.paths import ROOT
@@ -37,10 +39,10 @@ def test_an_unknown_claim_is_an_error_that_lists_the_known():
 
 def test_the_title_of_speed_against_loss_fits_its_figure():
     """With four engines it was wider, and the page made the whole figure small."""
-    names = ["kit", "kit, int16 activations", "kit, int8 activations", "llama.cpp, mmap"]
+    names = [*map(called, COMPARED)]
     figure, axes = figures.against_kl(pd.Series([0.8, 0.93, 1.01, 1.0], names), pd.Series([1e-11, 1e-8, 1e-3, 1e-3], names))
     figure.canvas.draw()
-    assert axes.get_title("left") == "kit, int8 activations: 1.01 times as fast as llama.cpp, with KL 0.001"
+    assert axes.get_title("left") == "kit, int8: 1.01 times as fast as llama.cpp, with KL 0.001"
     sizes = [line.get_markersize() for line in axes.lines if line.get_marker() in "os^D"]
     assert len({*sizes}) == 4 and {line.get_markerfacecolor() for line in axes.lines[:4]} == {"none"}, "none hides another"
     assert axes._left_title.get_window_extent().x1 < figure.bbox.width

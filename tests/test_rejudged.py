@@ -64,7 +64,7 @@ def test_no_committed_measurement_is_beyond_its_own_bound_but_those_of_earlier_r
     found = set()
     for run in RUNS:
         rows = records.of_run(run)
-        found |= {(name_of(run), rows[number].quantity) for number, text in gates.warnings(rows) if " its bound of " in text}
+        found |= {(name_of(run), rows[number].quantity) for number, text in gates.warnings(rows) if " its limit of " in text}
     assert found == set(BEYOND)
 
 

@@ -55,7 +55,7 @@ def test_only_what_is_timed_may_be_beyond_its_bound():
     warned = {"quantity": "gate", "unit": "", "status": records.WARNED, "reason": "wrong"}
     rows = [records.Record(**kind, how=how) for kind in (told, warned) for how in ("measured", "counted")]
     assert len(gates.warnings(rows)) == 4
-    assert untimed(rows) == [": q: 6x is above its bound of 2x ()", ": wrong"]
+    assert untimed(rows) == [": q: 6x is above its limit of 2x ()", ": wrong"]
 
 
 def test_every_notebook_runs_and_has_its_page(runs):

@@ -32,9 +32,9 @@ def _of(row: Record):
     if row.unit == "points" and max(map(abs, row.samples)) > 100:
         yield f"{told}, and two shares of a whole differ by 100 at most"
     if row.lower is not None and row.median * NOISE < row.lower:
-        yield f"{told} is below its bound of {format_quantity(row.lower, row.unit)} ({row.lower_source})"
+        yield f"{told} is below its limit of {format_quantity(row.lower, row.unit)} ({row.lower_source})"
     if row.upper is not None and row.median > NOISE * row.upper:
-        yield f"{told} is above its bound of {format_quantity(row.upper, row.unit)} ({row.upper_source})"
+        yield f"{told} is above its limit of {format_quantity(row.upper, row.unit)} ({row.upper_source})"
 
 
 def across(rows: Iterable[Record]) -> list[tuple[str, str]]:
@@ -60,11 +60,11 @@ def across(rows: Iterable[Record]) -> list[tuple[str, str]]:
         told_high = format_quantity(high, key[1])
         if high > NOISE * low:
             told_low = format_quantity(low, key[1])
-            warnings.append((f"{key[0]} is at least {told_low} on {one} and {told_high} on {other}: two bounds", "counted"))
+            warnings.append((f"{key[0]} is at least {told_low} on {one} and {told_high} on {other}: two limits", "counted"))
         for name, value in measured[key].items():
             if name != other and NOISE * value < high:
                 told = f"takes {format_quantity(value, key[1])} on {name} and at least {told_high} on {other}"
-                warnings.append((f"{key[0]} {told}: the bound is wrong", "measured"))
+                warnings.append((f"{key[0]} {told}: the limit is wrong", "measured"))
     return warnings + [(text, "measured") for key, rows in deep.items() for text in _falling(key, rows, measured[key])]
 
 

@@ -80,7 +80,7 @@ def judge(
     if how not in HOW:
         raise ReportError(f"{claim}: how={how!r} is not one of {', '.join(HOW)}")
     if how in (OWN, SOURCE) and (at_least or at_most):
-        raise ReportError(f"{claim}: {quantity!r} {how} has samples and no bound: a bound is measured or sourced")
+        raise ReportError(f"{claim}: {quantity!r} {how} has samples and no limit: a limit is measured or sourced")
     timed = isinstance(samples, (Rounds, Ratio)) or (how == "counted" and drift.kind_of_unit(unit) in ("time", "rate"))
     if timed and how != "measured":
         raise ReportError(
@@ -167,16 +167,16 @@ def decide(
     accepted, bounds = _numbers(accept), _numbers(possible)
     if interval and (interval[0] > bounds[1] or interval[1] < bounds[0]):
         bound = format_quantity(bounds[1] if interval[0] > bounds[1] else bounds[0], unit)
-        return "undecided here", f"{_span(interval, unit)} is beyond its own bound of {bound}: one of the two is wrong"
+        return "undecided here", f"{_span(interval, unit)} is beyond its own limit of {bound}: one of the two is wrong"
     if max(bounds[0], accepted[0]) > min(bounds[1], accepted[1]):
         bound = bounds[1] if bounds[1] < accepted[0] else bounds[0]
         if inside := sum(accepted[0] <= value <= accepted[1] for value in values):
-            what = f"a bound contradicted: {inside} of {len(values)} samples are where"
-            return "undecided here", f"{what} the bound of {format_quantity(bound, unit)} forbids"
+            what = f"a limit contradicted: {inside} of {len(values)} samples are where"
+            return "undecided here", f"{what} the limit of {format_quantity(bound, unit)} forbids"
         if not len(values) or (np.median(values) <= bound if bound == bounds[1] else np.median(values) >= bound):
             return "impossible", ""  # else the bound is no surer than the samples, which decide
     if interval is None:
-        needed = "a measurement: no bound forbids it" if not len(values) else "more samples: one has no interval"
+        needed = "a measurement: no limit forbids it" if not len(values) else "more samples: one has no interval"
         return "undecided here", f"what would decide it: {needed}"
     if accepted[0] <= interval[0] and interval[1] <= accepted[1]:
         return "reproduced", ""
@@ -197,7 +197,7 @@ def _noise(middle: float, lower: float | None, upper: float | None, unit: str) -
     if low <= middle <= high:
         return ""
     bound = format_quantity(low if middle < low else high, unit)
-    return f"the median is beyond its bound of {bound}: noise, the interval meets it"
+    return f"the median is beyond its limit of {bound}: noise, the interval meets it"
 
 
 def _span(interval: Interval, unit: str) -> str:

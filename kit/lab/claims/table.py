@@ -22,7 +22,7 @@ class Verdict(NamedTuple):
 
 
 VERDICTS = {  # the words that a record may carry, the strictest first
-    "impossible": Verdict("a stated bound forbids it; the bound is measured or sourced", "#a4332b", "I"),
+    "impossible": Verdict("a stated limit forbids it; the limit is measured or sourced", "#a4332b", "I"),
     "contradicts its own figures": Verdict("arithmetic on the claim's own figures gives another one", "#96306f", "C"),
     "not reproduced": Verdict("measured, counted or read in the source, and it is otherwise", "#a15c00", "N"),
     "undecided here": Verdict("the samples leave it open; the reason says what would decide it", "#6a4fa3", "U", False),

@@ -53,7 +53,7 @@ def command(
 
     FILE is a GGUF file, a trained model of kit fetch, a compressed model of kit compress, or hf://owner/repo/file.gguf.
     The text goes to standard output. The speeds go to standard error: time to first token; tokens per second of prefill
-    and decode, with the GB/s of weights and KV cache that they read; the bound of this machine's memory for the decode; peak
+    and decode, with the GB/s of weights and KV cache that they read; the limit of this machine's memory for the decode; peak
     memory. A warm-up pass before compiles or loads the kernels and reads the file; its time is a separate line. On a
     terminal, a long prompt has a progress bar.
 

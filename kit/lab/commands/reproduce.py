@@ -125,7 +125,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
         click.echo(f"\nkit: interrupted; finished notebooks are kept, and this continues: {onward}", err=True)
         sys.exit(interrupts.EXIT)
     warnings = [(name or "all pages", text) for name, _, text in index.wrong(run, records.of_run(run.folder))]
-    older = "its bounds are out of date, because memory was measured to be faster later (--resume runs it again)"
+    older = "its limits are out of date, because memory was measured to be faster later (--resume runs it again)"
     warnings += [(name, older) for name in sorted(run.outdated)]
     warnings += [("all pages", f"measured after the last probe, by whose limits it is judged: {name}") for name in {*anew}]
     click.echo("\n".join(f"warning: {name}: {text}" for name, text in warnings) + "\n" * bool(warnings), nl=False, err=True)

@@ -261,7 +261,12 @@ def short(beside: pd.DataFrame) -> pd.DataFrame:
     errors = map(format_kl, beside[KL], beside["± nats"])
     table = beside.assign(**{KL: [text if row == row else np.nan for text, row in zip(errors, beside[KL], strict=True)]})
     unknown = [name for name in ("cores of others", "reason") if not beside[name].any()]
-    return table.drop(columns=["± nats", *unknown]).rename(index={EXACT.name: EXACT.title})
+    return table.drop(columns=["± nats", *unknown]).rename(index=called)
+
+
+def called(name: str) -> str:
+    """An engine's name in tables, figures and sentences: kit's ways by their one word."""
+    return OURS[name].title if name in OURS else name
 
 
 def told(beside: pd.DataFrame) -> str:
@@ -273,7 +278,7 @@ def told(beside: pd.DataFrame) -> str:
         said = f"{BUSY_TOLD[0].upper()}{BUSY_TOLD[1:]}"
         return f"{said}: other processes used {most:.1f} cores while {len(ran)} ways ran this file"
     each = [
-        f"{row.name} {format_rate(row['tok/s'])} tok/s"
+        f"{called(row.name)} {format_rate(row['tok/s'])} tok/s"
         + f" (KL {format_kl(row[KL], row['± nats'])} nats)" * (row[KL] == row[KL])
         for _, row in ran.iterrows()
     ]

@@ -97,7 +97,7 @@ def families(file, order: Order, costs, parts: pd.DataFrame | None = None) -> pd
 
 
 def policies(accesses: Requests, memory: int, names=tuple(POLICIES)) -> pd.DataFrame:
-    """Policies of kit.cache with ``memory`` bytes over a trace, from its second token on; most bytes hit first. "bytes bound":
+    """Policies of kit.cache with ``memory`` bytes over a trace, from its second token on; most bytes hit first. "bytes limit":
     no policy without prefetch hits a larger share of these bytes."""
     first, rows = _first_token(accesses), []
     asked = np.array(accesses.sizes[first:])
@@ -106,7 +106,7 @@ def policies(accesses: Requests, memory: int, names=tuple(POLICIES)) -> pd.DataF
         hits = hits[first:]
         rows.append((name, hits.mean(), (hits * asked).sum() / max(1, asked.sum()), stats.evictions, stats.peak_bytes))
     table = frame(rows, "policy", "hit rate", "bytes hit", "evictions", "peak")
-    table["bytes bound"] = upper_bound(accesses, memory)
+    table["bytes limit"] = upper_bound(accesses, memory)
     return table.sort_values("bytes hit", ascending=False, kind="stable")
 
 
@@ -200,7 +200,7 @@ def short(table: pd.DataFrame) -> pd.DataFrame:
 
 _SECONDS = (*TIMES, "comes in", "predicted", "measured", "least", "least seconds per token", "seconds", "per token")
 _BYTES = ("in the file", "in float32", "held", "file pages", "together", "peak", "bytes", "size", "bytes of a token", "memory")
-_SHARES = ("share", "hit rate", "bytes hit", "bytes bound")
+_SHARES = ("share", "hit rate", "bytes hit", "bytes limit")
 _FORMATS = (
     dict.fromkeys(_SECONDS, format_seconds)
     | dict.fromkeys(_BYTES, format_bytes)

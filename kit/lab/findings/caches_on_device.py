@@ -78,5 +78,5 @@ def run(lab, file, fraction: float, passes: int, names=SHOWN) -> pd.DataFrame:
         crossing, held = speed * missed(run) / 1e9, run.held_bytes / 2**20
         rows.append((run.label, speed, most, speed / most, run.warm_byte_hit_rate, crossing, ahead, held))
     return tables.frame(
-        rows, "run", "tok/s", "bound tok/s", "of the limit", "byte hit rate", "GB/s over the bus", "prefetched", "MiB held"
+        rows, "run", "tok/s", "limit tok/s", "of the limit", "byte hit rate", "GB/s over the bus", "prefetched", "MiB held"
     )

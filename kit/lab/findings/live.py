@@ -184,7 +184,7 @@ def bounded(table: pd.DataFrame) -> tuple[bool, str]:
     most = table["of the limit"]
     return bool(
         (most <= NOISE).all()
-    ), f"{most.idxmax()} is {most.max():.3g} times as fast as its bound allows, so the bound is wrong"
+    ), f"{most.idxmax()} is {most.max():.3g} times as fast as its limit allows, so the limit is wrong"
 
 
 def fastest(machine, file, accesses: pd.DataFrame) -> float:

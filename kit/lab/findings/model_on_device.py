@@ -106,7 +106,7 @@ def table(points: pd.DataFrame, gpu: Limits) -> pd.DataFrame:
     not."""
     least = points["bytes"].map(gpu.seconds_to_read)
     told = {
-        "tok/s": 1 / points["seconds"], "bound tok/s": 1 / least, "of the limit": least / points["seconds"],
+        "tok/s": 1 / points["seconds"], "limit tok/s": 1 / least, "of the limit": least / points["seconds"],
         "GB/s": points["bytes"] / points["seconds"] / 1e9, "left out": points["missing"],
     }  # fmt: skip
     return points[["context", "KV cache"]].assign(**told).set_index(["context", "KV cache"])
@@ -228,4 +228,4 @@ def first_tokens(lab, path, prompt: list[int], repeats: int, disk_gbps: float) -
         text=f"{scale:.3g} times these weights, from blocks on {lab.gpu.name}, no preload of float32", device=lab.device,
     )  # fmt: skip
     rows = {what: (np.median(seconds[way]), least[way], np.median(seconds[way]) / least[way]) for way, what in FIRST.items()}
-    return tables.frame(rows, "way", "total, s", "bound, s", "times the bound")
+    return tables.frame(rows, "way", "total, s", "limit, s", "times the limit")

@@ -38,7 +38,7 @@ def one_thread(tile: Tiles, samples: int) -> list[float]:
 
 def batches(lab, claim: str, values: np.ndarray, samples: int, counts=(1, 1024, 8192)) -> pd.DataFrame:
     """Seconds a tile of so many at once, streams and result on the device, predictor, checksum and its check on the host
-    included, with a record of ``claim`` for each. ``values``: int8 of whole tiles, taken over again. "bound": a tile's
+    included, with a record of ``claim`` for each. ``values``: int8 of whole tiles, taken over again. "limit": a tile's
     compressed bytes read and its values written at the device's bandwidth. Before it is timed a batch must give back every
     value."""
     side, rows = int(np.sqrt(TILE_VALUES)), {}
@@ -58,7 +58,7 @@ def batches(lab, claim: str, values: np.ndarray, samples: int, counts=(1, 1024, 
             lower_source="compressed bytes read, values written at the device's bandwidth",
         )  # fmt: skip
         rows[name] = (seconds, least, TILE_VALUES / seconds / 1e9, seconds / least)
-    return tables.frame(rows, "tiles", "seconds", "bound", "GB/s", "times the bound")
+    return tables.frame(rows, "tiles", "seconds", "limit", "GB/s", "times the limit")
 
 
 def generate_from_tiles(file: CompressedFile, prompt: list[int], tokens: int) -> tuple[tuple[int, ...], list[float], int]:

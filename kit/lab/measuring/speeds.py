@@ -32,7 +32,7 @@ def lines_of(answer, speed, first: str = ""):
     if len(answer.tokens) > 1:
         yield f"decode     {rate('decode')}   {len(answer.tokens) - 1} tokens"
     if bound := speed["decode_bound_tokens_per_second"]:
-        yield f"bound      {bound:10.2f} tok/s {speed['read_gbps']:8.1f} GB/s, the most that memory gave here"
+        yield f"limit      {bound:10.2f} tok/s {speed['read_gbps']:8.1f} GB/s, the most that memory gave here"
     yield f"peak memory  {format_bytes(speed['peak_memory_bytes']):>10}"
     yield f"weights      {speed['linear']}, {speed['cache']}"
     if speed["memory"]:

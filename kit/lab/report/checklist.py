@@ -37,7 +37,7 @@ def checklist(run: Run, rows: list[Record], names: list[str]) -> list[Item]:
         Item("Samples", None, _samples(counts, len(measured))),
         Item("Between runs", None, f"verdicts allow for what runs differ by, from {drift.source(run.machine_id)}"),
         _stated("Tolerances", [row.tolerance for row in judged]),
-        _stated("Bounds", [row.lower_source or row.upper_source for row in judged]),
+        _stated("Limits", [row.lower_source or row.upper_source for row in judged]),
         Item("Not run", not not_run, "; ".join(not_run) or "nothing: everything planned was measured"),
     ]  # fmt: skip
 

@@ -46,7 +46,7 @@ class Kda(Recurrent):
 
     def problems(self):
         yield self.size <= LARGEST and self.size % 16 == 0, f"heads of {self.size} elements"
-        yield self.bound <= 0, f"a bound of {self.bound:g} for the log of a decay, which is below 0"
+        yield self.bound <= 0, f"a lowest value of {self.bound:g} for the log of a decay, which is below 0"
 
     def tensors(self) -> Iterator[Tensor]:
         inner, hidden, shapes = self.heads * self.size, self.hidden_size, dict(self.shapes_stored)
