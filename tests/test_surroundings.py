@@ -227,6 +227,23 @@ def test_a_name_that_others_take_gets_a_hint(name, says):
     assert says in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["tests/none", "./none", "../none", "no/none.gguf", "no/none.bin"])
+def test_a_path_is_no_repository(name, monkeypatch):
+    monkeypatch.chdir(paths.ROOT)
+    with pytest.raises(KitError) as error:
+        kit.open(name)
+    assert "hf://" not in str(error.value)
+    with pytest.raises(KitError, match=r"No such file or directory; if it is a repository of the Hub, .*: hf://a/b.5/FILE"):
+        kit.open("a/b.5")
+
+
+@pytest.mark.parametrize("command", ["inspect", "explain"])
+def test_the_page_of_a_repository_is_not_asked_for(command):
+    """`kit inspect https://huggingface.co/a/b` read a page, or said that no server can be reached."""
+    done = CliRunner().invoke(cli.main, [command, "https://huggingface.co/a/b"])
+    assert done.exit_code == 2 and "name a file of it: hf://a/b/FILE.gguf" in done.stderr and done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("again", [copy.deepcopy, pickle.dumps], ids=["deepcopy", "pickle"])
 def test_what_cannot_be_copied_says_what_to_do(llama, again):
     """A model points into its file's map: a lock of it was named."""

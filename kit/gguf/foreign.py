@@ -95,11 +95,17 @@ def url(path: str) -> str:
         return name_of_others(path)
     if match := _LOCAL.match(path):
         return f"is a URL: name the file itself, {unquote(match[1])}"
-    if (match := _REPOSITORY.fullmatch(path)) and match[1]:
-        return name_of_others(path)
+    if remedy := page(path):
+        return remedy
     if hub_name(path) != path:
         return f"is a URL: name it {hub_name(path)}"
     return "is a URL: download it first, then name the file (kit inspect and kit explain read its header)"
+
+
+def page(path: str) -> str:
+    """What to name in place of the URL of a repository's page on the Hub; "" for any other path."""
+    match = _REPOSITORY.fullmatch(path)
+    return name_of_others(path) if match and match[1] else ""
 
 
 def name_of_others(path: str) -> str:
@@ -118,6 +124,14 @@ def name_of_others(path: str) -> str:
         return f"no file has this name; kit models lists the models of this machine, and one of Ollama is called ollama:{name}"
     bare = path.strip(_AROUND)
     return f"no file has this name, but {bare} is one" if bare and os.path.lexists(bare) else ""
+
+
+def repository(path: str) -> str:
+    """The end of a message about a path that does not exist: what to name if it is a repository; "" if it looks like none."""
+    match = _REPOSITORY.fullmatch(path)
+    if not match or os.path.isdir(match[2]) or not match[2].strip(".") or re.search(r"\.[a-z]\w*$", match[3]):
+        return ""  # of a folder that exists, of this one or the one above, or with a file's ending
+    return f"; if it is a repository of the Hub, name a file of it: hf://{match[2]}/{match[3]}/FILE.gguf"
 
 
 def no_language_model(file) -> str:

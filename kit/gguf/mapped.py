@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import GGUFError
+from kit.gguf import foreign
 from kit.system import STEP, advise, lost, memory_available, reserve
 from kit.system.note import Note
 from kit.units import format_bytes
@@ -44,7 +45,8 @@ class MappedFile:
                 self.descriptor = os.dup(handle.fileno())
             self._seen = self._stamp()
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            raise GGUFError(f"{path}: cannot be opened: {getattr(error, 'strerror', error)}") from None
+            hub = foreign.repository(str(path)) if isinstance(error, FileNotFoundError) else ""
+            raise GGUFError(f"{path}: cannot be opened: {getattr(error, 'strerror', error)}{hub}") from None
         self.close = weakref.finalize(self, os.close, self.descriptor)
 
     def _stamp(self) -> tuple[int, int]:

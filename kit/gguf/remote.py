@@ -72,6 +72,8 @@ def open_header(name: str) -> RemoteFile:
     """The model of a URL by its header; all parts of a split one. GGUFError in one line for a server that does not answer, does
     not know the file, wants a login, gives no ranges, or cuts its answer."""
     source = foreign.hub_name(str(name))
+    if remedy := foreign.page(source):
+        raise GGUFError(f"{source}: {remedy}")
     try:
         urlsplit(source)
     except ValueError as error:
