@@ -166,7 +166,7 @@ def test_the_answer_takes_what_was_measured_and_only_else_a_prediction(patch, ra
     assert found["taken"](found["inside"]).seconds == min(found["taken"](each).seconds for each in tried)
     assert found["whole"] is found["tensors"] and found["real"][BLOCKS].samples == pytest.approx(SAMPLES)
     said = " ".join(found.words["told"].split())
-    assert f"{BLOCKS.label} takes 500 ms (measured) in" in said and f"takes {found['now']} per token with" in said
+    assert f"{BLOCKS.told} takes 500 ms (measured) in" in said and f"takes {found['now']} per token with" in said
     assert found["known"](replace(found["plain"], way=Way("Pinned", 1))).how == "predicted" and found["now"].how == "measured"
 
 

@@ -111,6 +111,19 @@ def test_a_mixture_that_memory_does_not_hold_has_bars_of_its_own(tmp_path):
     assert found.compared.startswith("23.3 times as fast as llama.cpp on a generated file with random weights (1 token of")
 
 
+@pytest.mark.parametrize("model, shown", [("", True), ("/models/m.gguf", True), ("qwen2.5-coder-1.5b", False)])
+def test_the_front_page_of_a_model_has_no_bars_of_a_mixture_that_page_10_generated(tmp_path, model, shown):
+    """ "35.1 times as fast" was of eight layers of random weights, which nobody had introduced, and said "on this file"."""
+    run = runs.Run(tmp_path, runs.Request(model=model), "m", "0", "c", "now", planned=["10_experts"])
+    ways = {"slots past it, 2 readers": 0.09, "llama.cpp, mapped": 2.1}
+    rows = [row_of(f"a token, {way}", took, "10_experts", parameters={"mixture": "m.gguf"}) for way, took in ways.items()]
+    [found] = lead.leads(run, rows)
+    assert found.generated == (model != "/models/m.gguf")
+    for row in rows:
+        records.append(tmp_path / "10_experts.jsonl", row)
+    assert ("<h2>m.gguf: 90.0 ms per token with kit" in index.write(run).read_text()) == shown
+
+
 def test_two_values_of_one_measurement_that_disagree_are_a_warning(tmp_path):
     store = measurements.of_run(tmp_path)
     for seconds, by in ((0.04, "07"), (0.1, "09")):

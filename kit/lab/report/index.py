@@ -53,7 +53,7 @@ def write(run: Run, running: bool = False) -> Path:
         table=table,
         result=html.result(cells.get(YOUR_MODEL, [])),
         leads=[each for each in first if not table and each.notebook != lead.EXPERTS],
-        mixtures=[each for each in first if each.notebook == lead.EXPERTS],
+        mixtures=[each for each in first if each.notebook == lead.EXPERTS and not (run.request.model and each.generated)],
         busy=busy(rows),
         answers=answers(entries),
         evidence={entry.claim.id: evidence.bearing_on(entry.claim) for entry in entries},

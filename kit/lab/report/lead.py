@@ -7,6 +7,7 @@ machine that was busy meanwhile gives no comparison, and the page says so.
 import math
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from kit.lab.claims.gates import NOISE
@@ -175,8 +176,9 @@ def _of_mixture(run: Run, rows: list[Record]) -> Lead | None:
     if best.lower:
         bars.append(Bar("limit of memory and disk", best.lower_source, "bound", (best.lower,), command))
     name = str(best.parameters.get("mixture") or "a mixture of experts that memory does not hold")
+    own = bool(run.request.model) and name.startswith(Path(run.request.model).stem)  # else page 10 generated one
     name += f", {limit.partition(' (')[0]}" if (limit := best.parameters.get("limit")) else ""
-    return Lead(name, _slowest_first(bars), EXPERTS, _busy({}, rows), not run.request.model)
+    return Lead(name, _slowest_first(bars), EXPERTS, _busy({}, rows), not own)
 
 
 def generate(run: Run, options: str = "") -> str:
