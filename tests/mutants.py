@@ -68,6 +68,7 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.explaining.quants", 'axes.annotate(names[name] + ", KL 0"'): "letters larger by a point",
     ("kit.lab.explaining.quants", 'axes.plot(best["x"], best["speed"]'): "a line that stays behind the points",
     ("kit.lab.explaining.quants", "axes.legend(fontsize="): "letters larger by a point",
+    ("kit.lab.predicting.ways", "size = format_bytes(self.capacity or 0)"): "only names of ways with a capacity say it",
     ("kit.lab.predicting.ways", "share = sum(tensors[name].blocks"): "the divisor of a token that uses no bytes",
     ("kit.lab.predicting.ways", "kept = stats.peak_bytes * bytes_used"): "the divisor of a cache that holds nothing",
     ("kit.lab.predicting.ways", "beyond = (capacity or 0) >"): "one byte is no more than a CPU's caches either",

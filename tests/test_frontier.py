@@ -1,6 +1,7 @@
 """The memory frontier: the Pareto front, the whole model, gates, and a page cache that is too small."""
 
 from dataclasses import replace
+from itertools import chain, repeat
 from types import SimpleNamespace
 
 import cells
@@ -175,6 +176,21 @@ def test_the_error_is_that_of_the_medians(ran):
     worst = max(pairs, key=lambda ratio: max(ratio, 1 / ratio))
     told = f"{pd.Series(pairs).median():.2f} times what was measured in the median of {len(pairs)} ways, {worst:.2f} at worst"
     assert told in ran["error"]
+
+
+def test_the_page_says_which_part_of_the_error_is_memory_s(patch, ran, tmp_path):
+    """Twice around the costs it reads at 50 GB/s, then, around the ways, at 40."""
+    speeds = chain([50.0, 50.0], repeat(40.0))
+    with patch.context() as there:
+        there.setattr(pressed, "measure", lambda *how, alone=ran["alone"]: alone)  # the file is mapped by now
+        there.setattr("kit.lab.measuring.minutes.now_gbps", lambda file: next(speeds))
+        found = cells.run(NAME, "compared", out=tmp_path)
+    own = {each.label for each in found["own"]}
+    rest = found["signed"][[label for label in found["signed"].index if label in own]].median() / 0.8
+    assert "makes a prediction 0.80 times as long" in found.words["compared"]
+    assert f"it would be {rest:.2f} times what was measured" in found.words["compared"]
+    assert found["machine"].read_gbps == MACHINE.read_gbps, "no prediction takes them"
+    assert "GB/s around the costs" not in ran.words["compared"], "a file that the CPU's caches hold"
 
 
 def test_a_page_that_is_wrong_says_so_and_what_does_not_fit_is_left_out(patch, ran, tmp_path):

@@ -1,6 +1,7 @@
 """The limit of the same minutes: no way passes it, a share is a ratio within its rounds, and what is printed of both."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -8,9 +9,11 @@ import pytest
 import torch
 from invented import MACHINE
 
+import kit
 from kit.lab.measuring import limits, machine, measurements, minutes, state
 from kit.lab.measuring.measure import interval_of
 from kit.lab.measuring.minutes import Minutes, compared
+from kit.lab.synthetic.write import synthesize
 
 
 def drawn(generator, rounds=5, noise=0.03):
@@ -113,3 +116,21 @@ def test_a_probe_of_the_state_beats_no_limit_of_its_run(tmp_path, monkeypatch):
     limits.seen(tmp_path, state.State(read_gbps=999.0, fill_gbps=999.0))
     assert machine.kept(tmp_path).read_gbps == 99.0, "what the caches hold says nothing of memory"
     assert json.loads((tmp_path / machine.ENVIRONMENT).read_text())["write_gbps"] == 18.0
+
+
+def test_the_part_of_an_error_that_is_memory_s_is_told_and_the_rest():
+    """Predictions stood at 0.66 times what was measured, of costs from a minute in which memory was faster."""
+    factors = {"blocks": 0.8, "kept": 0.6, "pinned": 0.4, "from the disk": 9.0}
+    beside = {"blocks": (41.0, 40.0, 42.0), "kept": (50.0, 50.0), "pinned": (25.0, 25.0)}
+    told = minutes.error_of_memory(factors, [60.0, 40.0], beside)
+    assert "at 50 GB/s around the costs" in told and "at 41 around the ways" in told
+    assert "makes a prediction 0.82 times as long" in told, "41 of 50 GB/s: a way that the disk brings has no part in it"
+    assert "it would be 0.80 times what was measured" in told, "0.8 / 0.82, 0.6 and 0.4 / 0.5"
+    nothing = (math.nan, math.nan)
+    assert minutes.error_of_memory(factors, nothing, beside) == "" == minutes.error_of_memory(factors, [50.0], {})
+    assert minutes.error_of_memory(factors, [50.0], {"kept": nothing, "pinned": ()}) == ""
+
+
+def test_a_small_file_says_nothing_of_memory_s_speed(tmp_path):
+    with kit.open(synthesize(tmp_path / "tiny.gguf", "tiny-llama", "F32")) as file:
+        assert math.isnan(minutes.now_gbps(file))

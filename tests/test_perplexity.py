@@ -276,6 +276,7 @@ def test_a_model_of_2e9_weights_has_all_positions_and_a_very_large_one_none_but_
     scored = lambda *given: divergence.tokens_for(*given) - 1 - divergence.CONTEXT  # noqa: E731
     assert [scored(weights) for weights in (1e8, 1.5e9, 2e9)] == [1024] * 3
     assert 200 < scored(8e9) < 300 and divergence.tokens_for(70e9) == 0 and scored(70e9, True) == 1024
+    assert scored(2.05e12 / 128) == 128 and divergence.tokens_for(2.05e12 / 127) == 0
 
 
 def test_quality_is_measured_once(path, cached, monkeypatch):

@@ -6,12 +6,14 @@ rounds; the share itself is the quotient of the two medians that are printed. Wh
 pages did, that is the round's bandwidth: nothing passes the limit.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from kit.lab.measuring.kept import once_a_run
 from kit.lab.measuring.measure import interval_of
 
 PAGES = "reading the file's pages, in turn with the engines"  # GB/s: its way in the store of measurements
@@ -88,6 +90,31 @@ def reader(file) -> Callable[[], float] | None:
     once = passes_of(parts)
     once()  # maps the pages
     return lambda: max(once() for _ in range(_PASSES))
+
+
+@once_a_run
+def now_gbps(file) -> float:
+    """GB/s at which an open file's pages are read now, in a tenth of a second; NaN where that says nothing of memory."""
+    once = reader(file)
+    return once() if once else math.nan
+
+
+def error_of_memory(factors: Mapping[str, float], then, beside: Mapping) -> str:
+    """Which part of the predicted over the measured seconds (way -> ``factors``) is the machine's, because memory read pages at
+    ``then`` (GB/s, around the costs that predict) and at ``beside`` (way -> GB/s, around its measurement); "" where no way's
+    minutes are known. A sentence about the error, which changes no prediction: that knows nothing of later minutes."""
+    before = float(np.median(then))
+    known = {way: float(np.median(beside[way])) for way in factors if len(beside.get(way, ()))}
+    known = {way: gbps for way, gbps in known.items() if gbps > 0 and before > 0}  # NaN: a small file
+    if not known:
+        return ""
+    moved = float(np.median([gbps / before for gbps in known.values()]))
+    own = float(np.median([factors[way] * before / gbps for way, gbps in known.items()]))
+    return (
+        f"Memory read at {before:.3g} GB/s around the costs that predict, and at {np.median([*known.values()]):.3g} around the "
+        f"ways: that alone makes a prediction {moved:.2f} times as long. At one speed of memory it would be {own:.2f} times "
+        "what was measured."
+    )
 
 
 def compared(ratios, than: str, faster: str = "fast") -> str:
