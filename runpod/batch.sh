@@ -52,7 +52,10 @@ if [[ -n $end ]]; then # now, not after an hour
 fi
 [[ $upload == "" || $upload == s3://?*/?* ]] || die "--upload $upload: give s3://BUCKET/PREFIX"
 name=${name:-$profile-${RUNPOD_POD_ID:-here}}
-[[ $name != */* ]] || die "--name $name: give a name without a slash"
+[[ $name != */* && $name != [.-]* ]] || die "--name $name: give a name without a slash, that begins with a letter or a number"
+for option in "${options[@]}"; do
+    [[ $option != --out && $option != --out=* ]] || die "$option: --name says where the results are, in $KIT_RESULTS"
+done
 out=$KIT_RESULTS/$name
 
 resume=()

@@ -142,6 +142,10 @@ def test_results_that_could_not_be_uploaded_keep_the_pod(pod):
         (["--profile", "huge"], {}, "--profile huge: give smoke, quick or full"),
         (["--profile", "huge", "--dry-run"], {}, "--profile huge: give smoke, quick or full"),
         (["--name", "../else", "--dry-run"], {}, "give a name without a slash"),
+        (["--name", "..", "--dry-run"], {}, "--name ..: give a name without a slash"),
+        (["--name", "--dry-run"], {}, "--name --dry-run: give a name without a slash"),  # it began to run
+        (["--dry-run", "--", "--out", "elsewhere"], {}, "--out: --name says where the results are"),
+        (["--dry-run", "--", "--only", "01", "--out=elsewhere"], {}, "--out=elsewhere: --name says where the results are"),
         (["--dry-run", "--", "-p", "draws=many"], {}, "'many' is not an int"),
         (["--dry-run", "--", "--model", "nosuch.gguf"], {}, "nosuch.gguf: cannot be opened"),
         (["--dry-run", "--", "--nosuch"], {}, "No such option"),
