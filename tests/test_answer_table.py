@@ -131,5 +131,7 @@ def test_the_best_minutes_are_one_sentence_and_none_where_these_are_as_good():
 
 def test_a_command_of_an_answer_is_a_line_of_the_page():
     """Sentences and commands of "What to do" ran into each other."""
-    said = Session.answer(SimpleNamespace(say=lambda text: text), "Ask  your\n`kit explain X`\n", title="A result.")
-    assert said == "**A result.** Ask your  \n`kit explain X`", "two blanks are a break in Markdown"
+    said = Session.answer(
+        SimpleNamespace(say=lambda text: text), "Ask\nyour  own\n`kit explain X`\nIt ends.\n", title="A result."
+    )
+    assert said == "**A result.** Ask your own   \n`kit explain X`  \nIt ends.", "two blanks are a break in Markdown"

@@ -20,6 +20,8 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
 )  # fmt: skip
 PALETTE = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK)
 
+INK = "#444444"  # of small text: orange has a contrast of 2.3 on white, and none in a dark view
+
 FILES = ("png", "svg", "pdf")  # endings of a picture's name
 
 STYLE = {

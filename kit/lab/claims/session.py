@@ -1,5 +1,6 @@
 """Session: what every notebook starts with. It finds the model, knows the machine and writes the records."""
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from kit.system.paths import models_folder, results_folder, shown
 from kit.units import format_quantity
 
 _LOOK_SECONDS = 3.0
+_COMMAND = re.compile(r"`[^`]+`")  # a line of an answer that is one
 _AGAIN = 2.0  # seconds that a notebook waits where one before it has waited in vain
 
 
@@ -203,12 +205,13 @@ class Session:
         return self.say("\n".join(f"- {text}" if holds else f"- This run does not confirm: {text}" for holds, text in lines))
 
     def answer(self, text: str, title: str = "Answer"):
-        """The notebook's answer, filled from the run (Markdown), from a cell tagged "answer"; its lines are lines of the page.
+        """The notebook's answer, filled from the run (Markdown), from a cell tagged "answer"; a command is a line of the page.
 
         ``title``: the result in at most ten words, computed too. A page has it as its title, above the question.
         """
-        lines = "  \n".join(" ".join(line.split()) for line in text.strip().splitlines())  # two blanks: a break
-        return self.say(f"**{title.removesuffix('.')}.** {lines}")
+        lines = (" ".join(line.split()) for line in text.splitlines())
+        told = "".join(f"  \n{line}  \n" if _COMMAND.fullmatch(line) else f"{line} " for line in lines)  # two blanks: a break
+        return self.say(f"**{title.removesuffix('.')}.** {told.strip()}")
 
     def verdicts(self) -> pd.DataFrame:
         """The claims judged so far: as reported, what was measured, the verdict and its reason."""
