@@ -73,6 +73,7 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.predicting.ways", "kept = stats.peak_bytes * bytes_used"): "the divisor of a cache that holds nothing",
     ("kit.lab.predicting.ways", "beyond = (capacity or 0) >"): "one byte is no more than a CPU's caches either",
     ("kit.lab.predicting.ways", "return SlotWaits(wait,"): "MIN's waits beside computing, of which its bytes alone are taken",
+    ("kit.lab.claims.runs", "elif 2 / math.comb("): "no fraction of orders is a bound and 1e-12",
     ("kit.lab.claims.gates", "if high > NOISE * low:"): "two bounds that differ by 2% to the last bit of a product",
     (
         "kit.cache.policies.base",

@@ -168,6 +168,7 @@ def test_the_answer_takes_what_was_measured_and_only_else_a_prediction(patch, ra
     assert found["whole"] is found["tensors"] and found["real"][BLOCKS].samples == pytest.approx(SAMPLES)
     said = " ".join(found.words["told"].split())
     assert f"{BLOCKS.told} takes 500 ms (measured) in" in said and f"takes {found['now']} per token with" in said
+    assert ("times as long; it hits" in said) == (found["slow"].how == found["now"].how), "a prediction is of another minute"
     assert found["known"](replace(found["plain"], way=Way("Pinned", 1))).how == "predicted" and found["now"].how == "measured"
 
 

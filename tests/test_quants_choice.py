@@ -1,6 +1,7 @@
 """kit quants: files of one model in one table; what is quantized again is what llama.cpp's quantizer and gguf-py make of it."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ import kit
 from kit.errors import ModelError, QuantError
 from kit.gguf import sources
 from kit.gguf.formats import FORMATS
+from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.commands.cli import main
 from kit.lab.engines import llama_cpp, processes, requantize
 from kit.lab.explaining import quants
@@ -101,6 +103,7 @@ def test_the_answer_follows_the_table():
     assert quants.advice(table) == "small --linear fused-int8: 2 tokens per second, its answers KL 0.01 ± 0.001 nats."
     assert quants.advice(table.iloc[:1]) == "big: 1 tokens per second, its answers the exact ones."
     assert quants.advice(table.iloc[2:]).startswith("None: every file loses more than")
+    assert quants.advice(table.iloc[2:].assign(kl=quants.SMALL)).startswith("None"), "a loss of so much is not small"
     assert "Busy machine: others used 1.5 of" in quants.advice(table.assign(others=1.5))
 
 
@@ -139,20 +142,32 @@ def test_the_parts_of_a_model_are_one_file_and_two_files_of_one_name_are_two(sou
     parts = model_files.split(source, tmp_path, 2)
     link = tmp_path / "link.gguf"
     link.symlink_to(a)
-    measured = []
-    monkeypatch.setattr(quants, "_losses", lambda files, *_: {(path, way): dict(kl=0.1, kl_error=0.0, same=1.0)
-                                                              for path in files for way in quants.WAYS})  # fmt: skip
+    measured, others = [], 0.0
+
+    def losses(files, first, *_):
+        assert first.samefile(parts[0]), "the file with the most bits is the exact one"
+        return {(path, way): dict(kl=0.1, kl_error=0.0, same=1.0) for path in files for way in quants.WAYS}
+
+    monkeypatch.setattr(quants, "_losses", losses)
 
     def speeds(paths, *_):
         keys = [(path, way) for path in paths for way in quants.WAYS]
         measured.extend(keys)
-        return {key: [9.0 + number] for number, key in enumerate(keys)}, dict.fromkeys(keys, 9), 9.0, 0.0
+        return {key: [9.0 + number] for number, key in enumerate(keys)}, dict.fromkeys(keys, 9), 9.0, others
 
     monkeypatch.setattr(quants, "_speeds", speeds)
     table = quants.study([parts[1], a, b, link, parts[0], b.parent / ".." / "b" / b.name], tokens=40, rounds=1, new=4)
     assert len(measured) == 9
     assert table.index.unique().tolist() == ["source.gguf", "a/model.gguf", "b/model.gguf"] and len(table) == 9
     assert table["bytes"].unique().tolist() == [sum(part.stat().st_size for part in parts), a.stat().st_size, b.stat().st_size]
+    for path, name in ((source, "source.gguf"), (a, "a/model.gguf"), (b, "b/model.gguf")):
+        with kit.open(path) as file:
+            rows, sizes = table.loc[name], [(info.nbytes, math.prod(info.shape)) for info in file.tensors.values()]
+            assert [*rows["bits"]] == pytest.approx([8 * sum(n for n, _ in sizes) / sum(n for _, n in sizes)] * 3)
+            assert [*rows["bound"]] == pytest.approx([9e9 / bytes_used(uses_of(file))] * 3)
+    assert [*table["bits"]] == sorted(table["bits"], reverse=True) and [*table["best"]] == 8 * [False] + [True]
+    others = 1.5
+    assert not quants.study([a, b, *parts])["best"].any(), "a busy machine compares nothing"
     _, axes = quants.figure(table)
     assert len({text.get_text() for text in axes.texts}) == 3
     quickest = table["speed"].idxmax()
@@ -208,6 +223,13 @@ def test_one_file_twice_is_no_comparison(source, tmp_path):
         assert done.exit_code == 2 and "2 names are 1 model: links and parts of one file count once" in done.output
         with pytest.raises(ModelError, match="is one file"):
             quants.named(",".join(map(str, given)))
+
+
+def test_a_parameter_names_two_files_or_one_answer(source, tmp_path):
+    (other := tmp_path / "other.gguf").write_bytes(source.read_bytes())
+    assert quants.named(f"{source}, {other},") == [source, other]
+    (saved := tmp_path / "saved.json").write_text("{}")
+    assert quants.named(str(saved)) == [saved] and quants.named("") == []
 
 
 def test_an_engine_takes_any_part_of_a_model_and_counts_the_whole_map(source, tmp_path):
