@@ -107,5 +107,9 @@ def test_what_is_no_oracle_general(tmp_path):
         oracle.read(path)
     with pytest.raises(TraceError, match="no such file"):
         oracle.read(tmp_path / "missing")
+    for data in (b"GGUF\3" + bytes(range(235, 0, -1)), b"tensor,nbytes\nb,7\na,9\n\n" * 3):  # a model, and text
+        path.write_bytes(data[: len(data) // 24 * 24])
+        with pytest.raises(TraceError, match="its times do not ascend"):
+            oracle.read(path)
     with pytest.raises(TraceError, match="4 GiB or more"):
         write(repeated([("huge", 2**32)], 1), path)

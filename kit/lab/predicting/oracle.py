@@ -18,6 +18,8 @@ def read(path: str | Path) -> Requests:
         what = "no such file" if nbytes is None else f"{nbytes} bytes are no whole number of 24-byte records"
         raise TraceError(f"{path}: is not an oracleGeneral trace ({what})")
     records = np.fromfile(path, RECORD)
+    if (records["time"][1:] < records["time"][:-1]).any():  # any file of such a length would be one
+        raise TraceError(f"{path}: is not an oracleGeneral trace (its times do not ascend)")
     return Requests([f"object.{i}" for i in records["id"]], records["size"].tolist(), records["time"].tolist())
 
 
