@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kit.cpu.choice import Chosen, attend_chosen, choose
+from kit.cpu import threads
+from kit.cpu.choice import Chosen, attend_chosen, best_step, choose
 from kit.cpu.shapes import Choice
 from kit.model.attention import blas
 from kit.model.kvcache import KVCache
@@ -44,6 +45,23 @@ def test_the_best_units_are_chosen(kind, top, each, positions):
         right = definition(q[token].numpy(), keys[0].numpy(), here, choice, weights[token].numpy())
         found = chosen.positions[token, : chosen.counts[token]].numpy()
         assert np.array_equal(found, right)
+
+
+@pytest.mark.parametrize("units", [16, 17, 300, 5000, 40000])
+@pytest.mark.parametrize("kind", ["normal", "ties", "alike", "negative", "no numbers"])
+def test_the_best_of_any_scores(units, kind):
+    """Few begin alike, or more than are copied; of what is no number as many are chosen, and each once."""
+    random = np.random.default_rng(units)
+    scores = random.standard_normal(units).astype(np.float32)
+    scores = {"normal": scores, "ties": scores.round().clip(0), "alike": 1 + scores.clip(0, 1) / 8, "negative": -abs(scores),
+              "no numbers": np.where(scores > 1, np.nan, np.where(scores < -1, -np.inf, scores))}[kind]  # fmt: skip
+    padded = torch.full((1, -(-units // 256) * 256), torch.inf)
+    padded[0, :units] = torch.from_numpy(scores.astype(np.float32))
+    for top in {1, 7, units // 3, units - 1}:
+        choice, found = Choice(top), torch.full((1, top + 1), -1, dtype=torch.int32)
+        threads.run_all([best_step(padded, found, 1, choice, units)])
+        rank = np.where(np.isnan(scores), np.inf, scores)  # above all numbers
+        assert np.array_equal(found[0, :top], np.sort(np.argsort(-rank, kind="stable")[:top])) and found[0, top] == -1
 
 
 def test_among_equal_scores_the_first_are_chosen():

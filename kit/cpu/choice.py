@@ -18,13 +18,14 @@ from kit.cpu.history import TILE, History
 from kit.cpu.shapes import Choice
 from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.tiers import tier
-from kit.cpu.simd.vectors import Static, bitcast, broadcast, f32x16, inner, select
+from kit.cpu.simd.vectors import Static, bitcast, broadcast, f32x16, i32x16, inner, select
 from kit.cpu.tasks import Step, task
 
-f32, i32, u32, i64 = types.float32, types.int32, types.uint32, types.int64
+f32, i32, u16, u32, i64 = types.float32, types.int32, types.uint16, types.uint32, types.int64
 _MOST = 2**24  # scores of a prompt that are in memory at once
 _COPIED = 64  # positions of a task of ``gather``
-_own, _tile, _counts = stack(4 * CHUNK * ROWS), stack(TILE), stack(8 * 2048)
+_FEW = 4096  # scores that begin alike, of which copies are counted
+_own, _tile, _counts, _found = stack(4 * CHUNK * ROWS), stack(TILE), stack(8 * 2048), stack(4 * _FEW)
 
 
 class Chosen(NamedTuple):
@@ -175,13 +176,13 @@ def _best_units(token, scores, row, chosen, room, top, positions, tokens, each):
         for position in range(seen):
             store(out + 4 * position, i32(position))
         return
-    counts, prefix, left = _counts(), i64(0), top
+    counts, found, copied, number, prefix, left = _counts(), _found(), False, units, i64(0), top
     for turn in range(3):  # the bits of the top-th score, eleven, eleven and ten at a time
         shift, bits = (21, 11) if turn == 0 else (10, 11) if turn == 1 else (0, 10)
         for n in range(1 << bits):
             store(counts + 8 * n, i64(0))
-        for n in range(units):
-            key = _order(scores + 4 * n)
+        for n in range(number):
+            key = i64(load(u32, found + 4 * n)) if copied else _order(scores + 4 * n)
             if key >> (shift + bits) == prefix:
                 at = counts + 8 * ((key >> shift) & ((1 << bits) - 1))
                 store(at, load(i64, at) + 1)
@@ -190,16 +191,43 @@ def _best_units(token, scores, row, chosen, room, top, positions, tokens, each):
             left -= load(i64, counts + 8 * n)
             n -= 1
         prefix = (prefix << bits) | n
-    for n in range(units):
-        key = _order(scores + 4 * n)
-        if key > prefix or (key == prefix and left > 0):
-            left -= key == prefix
-            for position in range(n * each, (n + 1) * each):
-                store(out, i32(position))
-                out += 4
+        if turn == 0 and load(i64, counts + 8 * n) <= _FEW:
+            copied, number = True, _copy(scores, units, prefix, shift, found)
+    for first in range(0, units, 16):
+        if not _some_from(scores + 4 * first, prefix):
+            continue
+        for n in range(first, min(units, first + 16)):
+            key = _order(scores + 4 * n)
+            if key > prefix or (key == prefix and left > 0):
+                left -= key == prefix
+                for position in range(n * each, (n + 1) * each):
+                    store(out, i32(position))
+                    out += 4
     for position in range(units * each, seen):
         store(out, i32(position))
         out += 4
+
+
+@inner
+def _copy(scores, units, prefix, shift, found):
+    """Copy the keys that begin with a prefix, and return their number."""
+    count = 0
+    for first in range(0, units, 16):
+        if _some_from(scores + 4 * first, prefix << shift):
+            for n in range(first, min(units, first + 16)):
+                key = _order(scores + 4 * n)
+                if key >> shift == prefix:
+                    store(found + 4 * count, u32(key))
+                    count += 1
+    return count
+
+
+@inner
+def _some_from(at, least):
+    """Whether one of the sixteen numbers there has an ``_order`` of at least that."""
+    bits = load(i32x16, at)
+    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # the same, less 2^31
+    return bitcast(u16, order >= broadcast(i32x16, i32(least - 0x80000000))) != 0
 
 
 @inner
