@@ -305,6 +305,26 @@ def phimoe(long=False):
     return file
 
 
+def kimi_k3(kinds=(0, 1, 0, 0, 1), **keys):
+    """As kimi, with a bank of the inputs of each second layer; experts take and give a latent; bounded activations."""
+    file = kimi("kimi-k3", kinds, kda__gate_lower_bound=-5.0, expert_latent_length=64, attn_res__block_size=2,
+                activation__situ_beta=4.0, activation__situ_linear_beta=25.0, **keys)  # fmt: skip
+    for layer, attends in enumerate(kinds):
+        for name in ("attn", "ffn"):
+            file.tensor(f"blk.{layer}.{name}_res_score.weight", H, spread=0.03)
+        if attends:
+            file.layer(layer, attn_gate=(64, H))
+        else:
+            del file.tensors[f"blk.{layer}.ssm_g_a.weight"], file.tensors[f"blk.{layer}.ssm_g_b.weight"]
+            file.layer(layer, ssm_g=(128, H))
+            file.tensors[f"blk.{layer}.ssm_a"] = file.tensors[f"blk.{layer}.ssm_a"].ravel()
+        if layer:
+            file.layer(layer, ffn_routed_down=(64, H), ffn_routed_norm=64, ffn_routed_up=(H, 64))
+            file.layer(layer, ffn_gate_exps=(8, 64, 64), ffn_up_exps=(8, 64, 64), ffn_down_exps=(8, 64, 64))
+    file.tensor("output_res_score.weight", H, spread=0.03)
+    return file
+
+
 def afmoe(layers=5):
     """A gate for each number of attention; norms before and after both networks."""
     file = File(
@@ -353,6 +373,7 @@ FILES = {
     "glm5-next": glm5_next,
     "step35": step35,
     "afmoe": afmoe,
+    "kimi-k3": kimi_k3,
     "mimo2": mimo2,
     "phimoe": phimoe,
     "phimoe-long": lambda: phimoe(long=True),

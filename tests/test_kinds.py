@@ -27,6 +27,7 @@ PERIODS["qwen4exp-ngrams"] = (3, 11)
 PERIODS["llama4"] = (4,)
 PERIODS |= {name: (8,) for name in ("step35", "afmoe", "mimo2", "phimoe", "phimoe-long")}
 PERIODS["glm5-next"] = (4, 12)
+PERIODS["kimi-k3"] = (4, 16)
 PERIODS |= {name: (8,) for name in ("gemma3n", "gemma3n-shared")}
 PERIODS |= {name: (4, 16) for name in ("mamba", "falcon-mamba", "jamba")}
 PERIODS["deepseek4"] = (4, 8, 20)
@@ -138,6 +139,12 @@ def test_a_token_touches_the_bytes_that_are_told(folder, name):
     assert sum(each.held(128) for each in remembered) == 128 * held.bytes_per_position + held.fixed_bytes
 
 
+WHERE_STORED = {
+    "mimo2": ("attn_sinks",),
+    "kimi-k3": ("attn_gate", "ffn_routed_norm"),
+}  # without which it is another valid model
+
+
 @pytest.mark.parametrize("name", kind_files.FILES)
 def test_every_tensor_is_needed_and_another_is_refused(folder, name):
     file = kit.open(kind_files.write(folder, name))
@@ -148,7 +155,7 @@ def test_every_tensor_is_needed_and_another_is_refused(folder, name):
         for number, layer in enumerate(config.layers) if getattr(layer.mixer, "source", None) is not None
         for name in ("attn_k", "attn_v", "attn_k_norm")
     }  # fmt: skip
-    idle |= {tensor for tensor in file.tensors if ARCHITECTURES[config.architecture].sinks == "stored" and "sinks" in tensor}
+    idle |= {tensor for tensor in file.tensors if tensor.split(".")[-2] in WHERE_STORED.get(config.architecture, ())}
     for tensor in sorted(set(file.tensors) - {*config.optional_tensors(), *idle, "output.weight"}):
         with pytest.raises(ModelError, match=r"the tensor '.*' (is missing|has shape|has no place)") as caught:
             read_config(changed(file, without=[tensor]))
@@ -296,6 +303,15 @@ BAD = [  # (file, keys, a tensor that is left out, what the error names)
     ("step35", {"attention.head_count": [4, 8]}, "", "attention.head_count"),
     ("step35", {}, "blk.1.attn_gate.weight", "blk.1.attn_gate.weight"),
     ("afmoe", {}, "blk.0.attn_gate.weight", "blk.0.attn_gate.weight"),
+    ("kimi-k3", {"attn_res.block_size": None}, "", "attn_res.block_size"),
+    ("kimi-k3", {"activation.situ_beta": None}, "", "activation.situ_beta"),
+    ("kimi-k3", {"activation.situ_beta": 0.0}, "", "activation.situ_beta"),
+    ("kimi-k3", {"activation.situ_linear_beta": None}, "", "activation.situ_linear_beta"),
+    ("kimi-k3", {"expert_latent_length": 32}, "", "blk.1.ffn_routed_down.weight"),
+    ("kimi-k3", {"expert_latent_length": None}, "", "blk.1.ffn_routed_down.weight"),
+    ("kimi-k3", {"attention.head_count_kv": [0, 1]}, "", "attention.head_count_kv"),
+    ("kimi-k3", {}, "blk.2.ffn_res_score.weight", "blk.2.ffn_res_score.weight"),
+    ("kimi-k3", {}, "output_res_score.weight", "output_res_score.weight"),
     ("phimoe", {"attention.layer_norm_rms_epsilon": None}, "", "attention.layer_norm_rms_epsilon"),
     ("phimoe", {"expert_used_count": None}, "", "expert_used_count"),
     ("phimoe", {"expert_used_count": 9}, "", "9 of 8 experts"),
@@ -355,6 +371,7 @@ def test_a_table_of_experts_that_are_not_there_is_refused(tmp_path, experts):
         "afmoe",
         "mimo2",
         "phimoe",
+        "kimi-k3",
     ],
 )
 def test_a_mixture_of_these_families_runs_from_slots_bit_for_bit(folder, name):

@@ -10,6 +10,7 @@ import torch
 from kit.cpu import (
     altup,
     attention,
+    bank,
     choice,
     compress,
     convolution,
@@ -55,6 +56,9 @@ OPERATIONS = {
     "weigh streams": Operation(streams.weigh_step),
     "mix balanced": Operation(streams.balanced_step),
     **{name: Operation(getattr(altup, f"{name}_step")) for name in ("predict", "correct", "first", "others", "sized", "cut")},
+    "mix bank": Operation(bank.mix_step),
+    "bank": Operation(bank.put_step),
+    "situ": Operation(bank.situ_step, strided=True),
     "gate heads": Operation(elementwise.gate_heads_step),
     "mamba": Operation(mamba.step, scans=True),
     "mamba2": Operation(recurrent.mamba2_step, scans=True, strided=True),

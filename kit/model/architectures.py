@@ -32,7 +32,7 @@ class Architecture:
     grouped: bool = False  # of a delta net: value heads, and their two gates, follow one another by key head
     delta_sigmoids: bool = False  # of a delta net: what it gives is multiplied by sigmoids, not by silu
     # The residual has several streams (hyper-connections): "low rank", "balanced", "averaged" (balanced ones whose mean is the
-    # end), or "alternating".
+    # end), "alternating", or "banked" (one, that begins anew after some layers, whose inputs are kept).
     streams: str = ""
     hashed: bool = False  # files say how many layers have a table of the experts of each token
     limited_dense: bool = False  # dense networks too, as the shared one
@@ -54,7 +54,9 @@ class Architecture:
     gating_said: bool = False  # files may say ``gating``
     shares_said: bool = False  # files may say whether shares sum to 1, and a factor of them
     gated: bool = True  # False: no ffn_gate, the activation is that of ffn_up
-    activation: str = "silu"  # of the gate, or "gelu" (by tanh), "clamped" (gpt-oss); without one "gelu", "squared_relu"
+    activation: str = (
+        "silu"  # of the gate, or "gelu" (by tanh), "clamped" (gpt-oss), "situ"; without one "gelu", "squared_relu"
+    )
     logits_multiplied: bool = False  # by logit_scale, which divides them elsewhere
     scaled: bool = False  # granite's four multipliers are read from the metadata
     mup: bool = False  # files that lack the multipliers of embeddings, layers and logits have 12, 1.4/sqrt(layers), 256/hidden
@@ -81,6 +83,8 @@ class Architecture:
     growing: bool = False  # files may say how queries grow with the position, and a factor of YaRN's
     latent_still: bool = False  # latent attention has no RoPE
     bound_optional: bool = False  # of Kimi delta attention: files may say the least log of a decay
+    one_gate: bool = False  # of Kimi delta attention: its gate comes from one matrix, ssm_g
+    routed_latent: bool = False  # a mixture: files may say that experts take and give a latent
     full_gates: bool = False  # of Kimi delta attention: decay and gate come from one matrix each, not from two of low rank
     latent_grows: bool = False  # the same of latent attention, by a length of its own
     no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
@@ -149,6 +153,10 @@ ARCHITECTURES = {
     "glm5-next": Architecture(
         mixer="pooled latent", recurrent="kimi delta", latent_still=True, bound_optional=True, streams="averaged",
         limited="before", limited_dense=True, index_types=True, gating=2, **_SAID,
+    ),
+    "kimi-k3": Architecture(
+        mixer="latent", recurrent="kimi delta", latent_still=True, bound_optional=True, one_gate=True, gate="element",
+        streams="banked", activation="situ", routed_latent=True, gating=2, **_SAID,
     ),
     "deci": Architecture(skipping=True),
     "qwen2vl": Architecture("neox"),

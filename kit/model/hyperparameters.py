@@ -12,7 +12,7 @@ from kit.gguf.uses import predicting_layers
 from kit.model.architectures import ARCHITECTURES
 from kit.model.config import Config, HeadConfig
 from kit.model.keys import MAX_LAYERS, ModelKeys
-from kit.model.layers import BALANCED, FEED_FORWARD, KINDS, MIXERS, STREAMS, AltUp, Balanced, Hyper, Layer, PerLayerInput
+from kit.model.layers import BALANCED, FEED_FORWARD, KINDS, MIXERS, STREAMS, AltUp, Balanced, Bank, Hyper, Layer, PerLayerInput
 from kit.model.layers.rope import RopeConfig
 
 # Tensors that no token of text reads: of images and sounds, and of the prediction of further tokens.
@@ -213,6 +213,8 @@ class Facts:
         if not self.family.streams:
             return None
         keys = self.keys
+        if self.family.streams == "banked":
+            return Bank.of(self, layer)
         if self.family.streams == "alternating":
             keys.same("altup.num_inputs", STREAMS, "as in every such model")
             keys.same("altup.active_idx", 0, "as in every such model")

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from kit.model.layers.altup import STREAMS, AltUp
 from kit.model.layers.attention import Attention
 from kit.model.layers.attention_and_mamba2 import AttentionAndMamba2
+from kit.model.layers.bank import Bank
 from kit.model.layers.both import DenseAndMixture
 from kit.model.layers.compressed import Compressed
 from kit.model.layers.delta_net import DeltaNet
@@ -33,6 +34,7 @@ __all__ = [
     "STREAMS",
     "AltUp",
     "Balanced",
+    "Bank",
     "DeltaNet",
     "Hyper",
     "Layer",

@@ -21,6 +21,7 @@ class Dense(LayerKind):
     fused: str = ""  # "up": ffn_up is the rows of gate and up; "gate_up": that is its name
     suffix: str = ""
     cut: float = 0.0  # standard deviations above their mean that a token's gates count from, those below are 0; 0: all count
+    situ: tuple[float, float] = (0.0, 0.0)  # of that activation: what bounds gates, and what they multiply (0: nothing)
     late: bool = False  # ``limit`` is of activated gates
     limit: float = 0.0  # gates are at most that, and what they multiply is within -limit to limit; 0: none
 
@@ -29,11 +30,7 @@ class Dense(LayerKind):
     @classmethod
     def of(cls, facts, layer: int) -> "Dense":
         return cls(
-            facts.hidden_size,
-            facts.dense_size[layer],
-            **shape_of(facts.family),
-            cut=_cut(facts, layer),
-            limit=_of_dense(facts, layer),
+            facts.hidden_size, facts.dense_size[layer], **shape_of(facts), cut=_cut(facts, layer), limit=_of_dense(facts, layer)
         )
 
     def tensors(self) -> Iterator[Tensor]:
@@ -47,9 +44,13 @@ class Dense(LayerKind):
         ops.add_linear(x, name.format("down"), hidden(self, ops, name, input), after)
 
 
-def shape_of(family) -> dict:
-    """What a row says of gates and activation."""
+def shape_of(facts) -> dict:
+    """What a row, and a file, say of gates and activation."""
+    family, keys, situ = facts.family, facts.keys, (0.0, 0.0)
+    if family.activation == "situ":
+        situ = keys.number("activation.situ_beta", above=0.0), keys.number("activation.situ_linear_beta", least=-math.inf)
     return dict(
+        situ=situ,
         activation=family.activation,
         gated=family.gated,
         fused="up" if "ffn" in family.fused else "",
@@ -74,8 +75,14 @@ def hidden(kind, ops, name: str, input):
     if not kind.gated:
         return ops.activate(kind.activation, ops.linear(name.format("up"), input))
     if kind.fused:
-        return ops.activate(kind.activation, *ops.linear(name.format(kind.fused), input).chunk(2, 1))
-    gate, up = (ops.linear(name.format(part), input) for part in ("gate", "up"))
+        gate, up = ops.linear(name.format(kind.fused), input).chunk(2, 1)
+    else:
+        gate, up = (ops.linear(name.format(part), input) for part in ("gate", "up"))
+    if kind.activation == "situ":
+        beta, linear = kind.situ
+        return ops.input(ops.make("situ", gate, up, shape=gate.shape, span="activation", beta=beta, linear=linear))
+    if kind.fused:
+        return ops.activate(kind.activation, gate, up)
     if getattr(kind, "cut", 0):
         ops.make("cut", gate, span="activation", deviations=kind.cut)
     if kind.limit and kind.late:

@@ -19,6 +19,7 @@ class Kda(Recurrent):
     size: int  # elements of a head
     width: int  # tokens that a convolution sees
     bound: float  # the least log of a decay; 0: it has none
+    one_gate: bool  # the gate comes from one matrix
     full_gates: bool  # decay and gate come from one matrix each; else from two, by ``size`` elements
     least: float = 0.0  # added to the squares of a query or key by which it is divided; 0: the epsilon of norms
     shapes_stored: tuple = ()  # of tensors that files have with axes of one element: (name, shape)
@@ -38,11 +39,11 @@ class Kda(Recurrent):
             bound = keys.number(key := "kda.gate_lower_bound", 0.0, least=-math.inf)
             if key in keys and not bound:
                 keys.fail(key, "below 0, as the log of a decay is", "is 0")
-        least = _LEAST if family.bound_optional else 0.0
+        least = _LEAST if family.streams == "averaged" else 0.0
         width = keys.count("ssm.conv_kernel")
         plain = {f"ssm_conv1d_{part}.weight": (heads * size, width) for part in _PARTS} | {"ssm_a": (heads, 1)}
         stored = tuple((name, facts.shape_of(layer, name, shape)) for name, shape in plain.items())
-        return cls(facts.hidden_size, heads, size, width, bound, family.full_gates, least, stored)
+        return cls(facts.hidden_size, heads, size, width, bound, family.one_gate, family.full_gates, least, stored)
 
     def problems(self):
         yield self.size <= LARGEST and self.size % 16 == 0, f"heads of {self.size} elements"
@@ -59,7 +60,7 @@ class Kda(Recurrent):
         yield Tensor("ssm_dt.bias", (inner,))
         yield Tensor("ssm_a", shapes["ssm_a"])
         yield from matrix("ssm_beta", self.heads, hidden)
-        yield from self._gate("ssm_g", inner)
+        yield from matrix("ssm_g", inner, hidden) if self.one_gate else self._gate("ssm_g", inner)
         yield from vector("ssm_norm", self.size)
         yield from matrix("attn_output", hidden, inner)
 
@@ -87,7 +88,8 @@ class Kda(Recurrent):
             )
             for part in _PARTS
         )
-        decay, z = (self._gated(ops, f"{block}{name}", input) for name in ("ssm_f", "ssm_g"))
+        decay = self._gated(ops, f"{block}ssm_f", input)
+        z = ops.linear(f"{block}ssm_g.weight", input) if self.one_gate else self._gated(ops, f"{block}ssm_g", input)
         beta, eps = ops.linear(f"{block}ssm_beta.weight", input), ops.config.norm_eps
         a, dt, weight = (ops.vector(f"{block}ssm_{part}") for part in ("a", "dt.bias", "norm.weight"))
         mixed = ops.recur(

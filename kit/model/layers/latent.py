@@ -53,7 +53,9 @@ class Latent(LayerKind):
             value=keys.count(f"attention.value_length{ending}"),
             absorbed=absorbed,
             turns=not family.latent_still,
-            gate=family.gate,
+            gate=""
+            if family.one_gate and facts.stored and f"blk.{layer}.attn_gate.weight" not in facts.stored
+            else family.gate,
         )
 
     @property

@@ -1,7 +1,7 @@
 """A mixture of experts: a router chooses some of many small networks for each token (Shazeer et al. 2017)."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -39,8 +39,11 @@ class Mixture(LayerKind):
     activation: str = "silu"
     gated: bool = True
     fused: str = ""
+    situ: tuple[float, float] = (0.0, 0.0)
     late: bool = False
     limit: float = 0.0  # of experts, as Dense has it
+    latent: int = 0  # numbers that experts take and give, by products with the input and with what they give; 0: hidden_size
+    latent_normed: bool = False  # what they give is normed before its product
 
     named, metadata = (
         "mixture",
@@ -50,7 +53,7 @@ class Mixture(LayerKind):
 
     @classmethod
     def of(cls, facts, layer: int) -> "Mixture":
-        keys, family, shape = facts.keys, facts.family, shape_of(facts.family)
+        keys, family, shape = facts.keys, facts.family, shape_of(facts)
         size = keys.count("expert_feed_forward_length", 0)
         shared, each = keys.count("expert_shared_feed_forward_length", 0), keys.count("expert_shared_count", 0) * size
         shared = shared or each or (size if family.shared_always else 0)
@@ -73,34 +76,52 @@ class Mixture(LayerKind):
         if f"blk.{layer}.ffn_gate_up_exps.weight" in facts.stored:
             shape["fused"] = "gate_up"
         return cls(facts.hidden_size, facts.experts, size or facts.dense_size[layer], routing, shared, gated, **shape,
-                   limit=limit)  # fmt: skip
+                   limit=limit, **_latent(facts, layer))  # fmt: skip
 
     def tensors(self) -> Iterator[Tensor]:
         yield from matrix("ffn_gate_inp", self.experts, self.hidden_size)
         yield Tensor(self.routing.bias, (self.experts,), required=False)
         if self.routing.tokens:
             yield Tensor("ffn_gate_tid2eid.weight", (self.routing.tokens, self.routing.used))
-        yield from stacks(self, "_exps", self.size, self.experts)
+        if self.latent:
+            yield from matrix("ffn_routed_down", self.latent, self.hidden_size)
+        yield from stacks(self._of_experts(), "_exps", self.size, self.experts)
+        if self.latent_normed:
+            yield from vector("ffn_routed_norm", self.latent)
+        if self.latent:
+            yield from matrix("ffn_routed_up", self.hidden_size, self.latent)
         if self.shared:
             yield from self.shared.tensors()
         if self.shared_gated:
             yield from vector("ffn_gate_inp_shexp", self.hidden_size)
 
     def widths(self) -> Iterator[int]:
-        yield from (self.size, self.shared.size if self.shared else 0)
+        yield from (self.size, self.shared.size if self.shared else 0, self.latent)
 
     def run(self, ops, layer, x, input, after):
         if after:
             y = ops.zeros(x)
             self.run(ops, layer, y, input, "")
             return ops.add(x, ops.rms_norm(y, after))
-        ops.add(x, self.mixed(ops, layer, x, input))
+        if self.latent:
+            self._through_latent(ops, f"blk.{layer}.ffn_routed_", layer, x, input)
+        else:
+            ops.add(x, self.mixed(ops, layer, x, input))
         if self.shared_gated:
             name = f"blk.{layer}.ffn_{{}}_shexp.weight"
             y = ops.linear(name.format("down"), hidden(self.shared, ops, name, input))
             ops.add(x, ops.gate(y, name.format("gate_inp"), input))
         elif self.shared:
             self.shared.run(ops, layer, x, input, after)
+
+    def _of_experts(self) -> "Mixture":
+        """With the width that experts take and give."""
+        return replace(self, hidden_size=self.latent) if self.latent else self
+
+    def _through_latent(self, ops, name, layer, x, input):
+        low = ops.linear(f"{name}down.weight", input)
+        mixed = self.mixed(ops, layer, low, ops.input(low), input)
+        ops.add_linear(x, f"{name}up.weight", ops.norm(mixed, f"{name}norm.weight" if self.latent_normed else ""), "")
 
     def mixed(self, ops, layer, x, input, scored=None):
         """Weighted sum of each token's best experts (tokens, hidden_size); reads only experts in use. ``scored``: the input of
@@ -111,6 +132,12 @@ class Mixture(LayerKind):
             own = f"{name}[{expert}]"
             ops.mix(out, ops.linear(own.format("down"), hidden(self, ops, own, rows)), share)
         return out
+
+
+def _latent(facts, layer: int) -> dict:
+    if not facts.family.routed_latent or not (size := facts.keys.count("expert_latent_length", 0)):
+        return {}
+    return dict(latent=size, latent_normed=f"blk.{layer}.ffn_routed_norm.weight" in facts.stored)
 
 
 def hashed(facts, layer: int) -> bool:
