@@ -22,7 +22,7 @@ PYTHON = ROOT / "build" / "aarch64" / "python"
 RECORD = ROOT / "results" / "reference" / "emulated-aarch64" / "commands.jsonl"
 COMMANDS = {  # command -> what it says, besides its exit code
     "kit doctor": "neon runs",
-    "kit explain MODEL": "limit",
+    "kit explain MODEL": "hit rate",
     "kit generate MODEL --tokens 1,2,3 -n 8": "tok/s",
     **{f"kit reproduce --profile smoke --no-progress --only {name} --out OUT": "" for name in ("00", "01", "07")},
 }
