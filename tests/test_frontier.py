@@ -22,6 +22,7 @@ from kit.lab.measuring import measurements
 from kit.lab.measuring.disk import Disk
 from kit.lab.measuring.pages import MapSpeed
 from kit.lab.predicting.measured import DTYPES, FUSED, Cost, Kind
+from kit.lab.predicting.room import Room
 from kit.lab.predicting.ways import BLOCKS, KEPT, LAZY, BackingStore, Way, predict
 from kit.lab.synthetic.geometry import GEOMETRIES, decode_order
 from kit.lab.synthetic.write import synthesize
@@ -167,6 +168,8 @@ def test_the_answer_takes_what_was_measured_and_only_else_a_prediction(patch, ra
     assert found["taken"](found["inside"]).seconds == min(found["taken"](each).seconds for each in tried)
     assert found["whole"] is found["tensors"] and found["real"][BLOCKS].samples == pytest.approx(SAMPLES)
     said = " ".join(found.words["told"].split())
+    process = format_bytes(Room(found["file"], 0).beside)
+    assert f"up to {process} for the process" in said, "kit explain said 421.1 MiB, and this page 378.5, without a history"
     assert f"{BLOCKS.told} takes 500 ms (measured) in" in said and f"takes {found['now']} per token with" in said
     assert ("times as long; it hits" in said) == (found["slow"].how == found["now"].how), "a prediction is of another minute"
     assert found["known"](replace(found["plain"], way=Way("Pinned", 1))).how == "predicted" and found["now"].how == "measured"
