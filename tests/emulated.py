@@ -66,7 +66,7 @@ if MODE == "compile":
 gemm_codes.TILES["plain"] = gemm_codes.TILES["neon"]
 gemm_codes.FASTER[1] += ("plain",)
 # Which kernel is faster is nothing that an emulator knows, and code that is only compiled cannot be timed: each has its turn.
-crossings.fastest = lambda _, activations, tokens, recorded=False: (
+crossings.fastest = lambda _, activations, tokens, recorded=False, alike=False: (
     crossings.ROWS if tokens < 8 or recorded else crossings.TILES if activations == "int8" else crossings.FLOATS
 )
 FEW = ("Q4_K", "Q6_K", "Q8_0", "Q4_0")

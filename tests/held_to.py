@@ -26,6 +26,7 @@ HELD = {  # name -> (tier of the kit's kernels, variables)
 }  # fmt: skip
 TESTS = (  # a few files that meet every kind of product, in quantized blocks, exact and rounded
     "test_family_files.py::test_quantized_exact_and_rounded_to_eight_bits",
+    "test_fused.py::test_a_few_tokens_have_the_bits_of_each_alone",
     "test_fused.py::test_the_largest_codes_times_the_largest_digits_do_not_overflow",
     "test_nan.py::test_activations_keep_what_is_not_finite[Q4_K-int8-4]",
     "test_plan.py::test_every_architecture_equals_float64[tiny-qwen3moe]",

@@ -155,6 +155,32 @@ def test_the_faster_of_two_kernels_multiplies(monkeypatch):
     assert crossings.fastest(format, "float32", 4, recorded=True) == "rows"
 
 
+RARELY = [pytest.param(name, marks=pytest.mark.slow) for name in ("Q6_K", "Q8_0", "IQ4_XS")]
+
+
+@pytest.mark.parametrize("accuracy, tokens, rows", [("int8", 3, 6), pytest.param("int16", 9, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tier", simd.available())
+@pytest.mark.parametrize("qtype", ["Q4_K", "Q5_0", *RARELY])
+def test_a_few_tokens_have_the_bits_of_each_alone(qtype, tier, accuracy, tokens, rows):
+    """Whichever of the two kernels is the faster."""
+    columns = 256 * 2 + (32 if FORMATS[qtype].block_elements < 256 else 0)
+    with simd.using(tier):
+        blocks, x = matrix(qtype, rows, columns)[0], activations(tokens, columns)
+        right = torch.cat([linear(blocks, qtype, x[n : n + 1], accuracy) for n in range(tokens)])
+        for name in crossings.candidates(accuracy, tokens, alike=True):
+            with by(name):
+                assert torch.equal(linear(blocks, qtype, x, accuracy), right), name
+
+
+def test_of_kernels_with_the_same_bits_the_faster_multiplies(monkeypatch):
+    format, times = FORMATS["Q4_K"], {"rows": 2.0, "few": 1.0}
+    monkeypatch.setattr(crossings, "_times", lambda *of: times if "alike" in of else {"tiles": 0.1})
+    assert crossings.fastest(format, "int8", 4, True, True) == "few" and crossings.fastest(format, "int8", 4, True) == "tiles"
+    times["few"] = 3.0
+    assert crossings.fastest(format, "int8", 4, True, True) == "rows"
+    assert crossings.fastest(format, "int8", 10, True, True) == "rows"  # of more tokens than a draft has
+
+
 def test_crossings_are_measured_once_and_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(crossings, "beside", lambda name: tmp_path / name)
     for cached in (crossings._times, crossings._kept):

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import torch
 
-from kit.cpu import gemm, gemm_codes
+from kit.cpu import gemm, gemm_codes, gemv_few
 from kit.cpu.activations import DIGITS, quantize
 from kit.cpu.gemv_codes import kernel as kernel_of_rows
 from kit.cpu.gemv_codes import layout as layout_of_rows
@@ -23,22 +23,29 @@ from kit.errors import KitError
 from kit.gguf.formats import FORMATS, Format
 from kit.system.files import replacing
 
-ROWS, TILES, FLOATS = "rows", "tiles", "floats"  # kit.cpu.gemv_codes, gemm_codes, gemm
+ROWS, FEW, TILES, FLOATS = "rows", "few", "tiles", "floats"  # kit.cpu.gemv_codes, gemv_few, gemm_codes, gemm
+_ALIKE = "alike"
 _FEW = 16  # tokens, each number of which is measured; then the numbers up to these by the last of them
 _MORE = (32, 64)
 _HEIGHT, _SHARE, _WIDTH, _ROUNDS = 256, 64, 6 * SUPERBLOCK, 15  # of the matrices that are multiplied, and how many
 
 
-def fastest(format: Format, activations: str, tokens: int, recorded: bool = False) -> str:
-    """ROWS, TILES or FLOATS for so many tokens, 2 or more, of a format with codes. ``recorded``: not FLOATS, whose activations
-    no step prepares."""
+def fastest(format: Format, activations: str, tokens: int, recorded: bool = False, alike: bool = False) -> str:
+    """The kernel for so many tokens, 2 or more, of a format with codes. ``recorded``: not FLOATS, whose activations no step
+    prepares. ``alike``: ROWS or FEW, which give each token the bits that it has alone."""
     at = tokens if tokens <= _FEW else next((more for more in _MORE if tokens <= more), _MORE[-1])
+    if alike:
+        times = _times(format.name, activations, at, tier().value, _ALIKE) if tokens <= gemv_few.MOST else {ROWS: 0.0}
+        return min(times, key=times.get)
     times = _times(format.name, activations, at, tier().value, gemm_codes.multiplier(at))
     return min((name for name in times if not (recorded and name == FLOATS)), key=times.get)
 
 
-def candidates(activations: str, tokens: int) -> list[str]:
-    """The kernels that can multiply so many tokens, all with the same rounding of activations or with none."""
+def candidates(activations: str, tokens: int, alike: bool = False) -> list[str]:
+    """The kernels that can multiply so many tokens, all with the same rounding of activations or with none, or those that are
+    ``alike``."""
+    if alike:
+        return [ROWS, FEW]
     can = {
         ROWS: tokens <= _MORE[0] or gemm_codes.multiplier(tokens) not in gemm_codes.TILES,
         TILES: gemm_codes.multiplier(tokens) in gemm_codes.TILES,
@@ -51,7 +58,7 @@ def candidates(activations: str, tokens: int) -> list[str]:
 def _times(name, activations, tokens, *of) -> dict[str, float]:
     key, kept = " ".join(map(str, (name, activations, tokens, *of))), _kept()
     if key not in kept:
-        kept[key] = measured(FORMATS[name], activations, tokens)
+        kept[key] = measured(FORMATS[name], activations, tokens, _ALIKE in of)
         with contextlib.suppress(KitError, OSError):  # nowhere to write to: measured by each process
             path = beside("crossings")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,17 +75,17 @@ def _kept() -> dict[str, dict[str, float]]:
 def _read() -> dict[str, dict[str, float]]:
     with contextlib.suppress(OSError, ValueError):
         kept = json.loads(beside("crossings").read_bytes())
-        return {key: times for key, times in kept.items() if times and set(times) <= {ROWS, TILES, FLOATS}}
+        return {key: times for key, times in kept.items() if times and set(times) <= {ROWS, FEW, TILES, FLOATS}}
     return {}
 
 
-def measured(format: Format, activations: str, tokens: int) -> dict[str, float]:
+def measured(format: Format, activations: str, tokens: int, alike: bool = False) -> dict[str, float]:
     """Seconds of each of the ``candidates``: the lower quartile of turns on one thread, of its own time where the system counts
     that finely. A kernel's turns read one piece of memory after another, as the tasks of a large matrix do: weights come from
     memory, and what a kernel fetches ahead is what it reads next."""
     size = format.nbytes(_WIDTH)
     x, y = (torch.ones(tokens, n, dtype=torch.float32, device="cpu") for n in (_WIDTH, _HEIGHT))
-    calls = {name: _call(format, activations, name, size, x, y) for name in candidates(activations, tokens)}
+    calls = {name: _call(format, activations, name, size, x, y) for name in candidates(activations, tokens, alike)}
     pieces = np.ones((len(calls), _ROUNDS + 2, _HEIGHT * size), np.uint8)  # the first is not timed, the last only fetched
     taken, clock = {name: [] for name in calls}, _clock()
     for turn in range(_ROUNDS + 1):
@@ -115,6 +122,8 @@ def kernel(format: Format, activations: str, name: str, tokens: int):
     """The task of one of these kernels."""
     if name == ROWS:
         return kernel_of_rows(format, tier(), activations)
+    if name == FEW:
+        return gemv_few.kernel(format, tier(), activations, str(tokens))
     if name == FLOATS:
         return gemm.kernel(format, tier())
     by = gemm_codes.multiplier(tokens)
@@ -124,7 +133,7 @@ def kernel(format: Format, activations: str, name: str, tokens: int):
 
 
 def layout(format: Format, activations: str, name: str) -> dict[str, int]:
-    """What ``quantize`` needs to know for ROWS or TILES."""
+    """What ``quantize`` needs to know for ROWS, FEW or TILES."""
     if name == TILES:
         return gemm_codes.layout(format, activations)
     return layout_of_rows(format, tier().value, activations)

@@ -55,7 +55,7 @@ from kit.gguf.formats import FORMATS, described
 f32 = types.float32
 TOKENS = 32  # multiplied at once, whose sums fit the first-level cache
 
-_AHEAD, _WIDE = tuned().ahead, tuned().wide
+AHEAD, _WIDE = tuned().ahead, tuned().wide
 
 # Kind of format, by its codes and scales -> tier -> how a super-block's codes and activations are multiplied:
 #   dots      dot products of four bytes, each scaled as a float
@@ -137,8 +137,8 @@ def _quarter(vector):
 
 
 @generated(forceinline=True)
-def _unpack(format, tier, activations, at, sixteens, scratch):
-    """(codes of a super-block, scales as ``_products`` takes them, minima of each 16 weights); those after the first
+def unpacked(format, tier, activations, at, sixteens, scratch):
+    """(codes of a super-block, scales as ``products`` takes them, minima of each 16 weights); those after the first
     ``sixteens`` x 16 weights are multiplied by zero."""
 
     as_they_are = tier.value == "avx2" and _signed(format.value, tier.value, activations.value)
@@ -161,7 +161,7 @@ def _unpack(format, tier, activations, at, sixteens, scratch):
 
 
 @generated(prefer_literal=True, forceinline=True)
-def _products(format, tier, activations, codes, scales, record, scratch, quarters):
+def products(format, tier, activations, codes, scales, record, scratch, quarters):
     """The sums of scale * code * activation in 16 lanes, over the first 1, 2 or 4 quarters (a literal) of the super-block at
     least; scratch: the address of 64 bytes."""
     format, tier, activations = format.value, tier.value, activations.value
@@ -267,14 +267,14 @@ def _of_four(format, tier, activations, codes, scales, record):
 
 
 @generated
-def _record_bytes(format, tier, activations):
+def bytes_per_record(format, tier, activations):
     """Bytes per record of activations."""
     size = record_bytes(digits(format.value, tier.value, activations.value))
     return lambda format, tier, activations: size
 
 
 @generated
-def _has_minima(format, tier, activations):
+def has_minima(format, tier, activations):
     """Whether minima must be added: not if signed codes are multiplied directly, or if the products include the minima."""
     format, tier, activations = format.value, tier.value, activations.value
     has = strategy(format, tier, activations) != "steps" and not _signed(format, tier, activations)
@@ -282,7 +282,7 @@ def _has_minima(format, tier, activations):
 
 
 @generated(forceinline=True)
-def _add_minima(format, tier, minima, record, total):
+def add_minima(format, tier, minima, record, total):
     """The total plus the products of the minima of each 16 weights and the sums of their activations."""
 
     def one_by_one(format, tier, minima, record, total):
@@ -295,8 +295,8 @@ def _add_minima(format, tier, minima, record, total):
 
 
 @inner(forceinline=True)
-def _fetch(format, row, ahead):
-    if _AHEAD:  # by 0 bytes it is for nothing and costs nothing that was measured; a branch would divide the loop
+def fetch(format, row, ahead):
+    if AHEAD:  # by 0 bytes it is for nothing and costs nothing that was measured; a branch would divide the loop
         for line in range(0, superblock_bytes(format), 64):
             prefetch(row + ahead + line)
 
@@ -305,7 +305,7 @@ def _fetch(format, row, ahead):
 def _ahead(format, tier, activations, sixteens):
     """Bytes ahead of a row of so many times 16 weights, for one token."""
     most = _narrow(activations.value, record_bytes(digits(format.value, tier.value, activations.value)))
-    return lambda format, tier, activations, sixteens: _AHEAD if sixteens <= most else 0
+    return lambda format, tier, activations, sixteens: AHEAD if sixteens <= most else 0
 
 
 def _narrow(activations: str, size: int) -> int:
@@ -316,10 +316,10 @@ def _narrow(activations: str, size: int) -> int:
 @inner(forceinline=True)
 def _add_superblock(format, tier, activations, at, sixteens, record, scratch, a, b, quarters):
     """a plus the products of a super-block's codes and the only token, and b plus the products of its minima."""
-    codes, scales, minima = _unpack(format, tier, activations, at, sixteens, scratch)
-    a = a + _products(format, tier, activations, codes, scales, record, scratch, quarters)
-    if _has_minima(format, tier, activations):
-        b = _add_minima(format, tier, minima, record, b)
+    codes, scales, minima = unpacked(format, tier, activations, at, sixteens, scratch)
+    a = a + products(format, tier, activations, codes, scales, record, scratch, quarters)
+    if has_minima(format, tier, activations):
+        b = add_minima(format, tier, minima, record, b)
     return a, b
 
 
@@ -330,10 +330,10 @@ def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
     a = b = broadcast(f32x16, 0)
     ahead = _ahead(format, tier, activations, sixteens)
     for _ in range(sixteens // 16):
-        _fetch(format, row, ahead)
+        fetch(format, row, ahead)
         a, b = _add_superblock(format, tier, activations, row, 16, record, scratch, a, b, 4)
         row += superblock_bytes(format)
-        record += _record_bytes(format, tier, activations)
+        record += bytes_per_record(format, tier, activations)
     if has_rest(format) and sixteens % 16:
         at, rest = whole(format, row, end, scratch + 128), sixteens % 16
         if rest > 8:
@@ -353,18 +353,18 @@ def _some_tokens(format, tier, activations, row, sixteens, end, records, tokens,
         store(sums + 64 * i, broadcast(f32x16, 0))
         store(sums + 64 * (TOKENS + i), broadcast(f32x16, 0))
     for left in range(sixteens, 0, -16):
-        _fetch(format, row, _AHEAD)
+        fetch(format, row, AHEAD)
         start = whole(format, row, end, scratch + 128)
-        codes, scales, minima = _unpack(format, tier, activations, start, left, scratch)
+        codes, scales, minima = unpacked(format, tier, activations, start, left, scratch)
         record = records
         for at in range(sums, sums + 64 * count, 64):
-            store(at, load(f32x16, at) + _products(format, tier, activations, codes, scales, record, scratch, 4))
-            if _has_minima(format, tier, activations):
+            store(at, load(f32x16, at) + products(format, tier, activations, codes, scales, record, scratch, 4))
+            if has_minima(format, tier, activations):
                 other = at + 64 * TOKENS
-                store(other, _add_minima(format, tier, minima, record, load(f32x16, other)))
-            record += _record_bytes(format, tier, activations)
+                store(other, add_minima(format, tier, minima, record, load(f32x16, other)))
+            record += bytes_per_record(format, tier, activations)
         row += superblock_bytes(format)
-        records += tokens * _record_bytes(format, tier, activations)
+        records += tokens * bytes_per_record(format, tier, activations)
     for at in range(sums, sums + 64 * count, 64):
         store(at, load(f32x16, at) + load(f32x16, at + 64 * TOKENS))
 
@@ -394,7 +394,7 @@ def kernel(format: Static, tier: Static, activations: Static):
                 count = min(TOKENS, tokens - token)
                 _some_tokens(
                     format, tier, activations, blocks + row * row_bytes, sixteens, end,
-                    x + token * _record_bytes(format, tier, activations), tokens, count, sums, scratch,
+                    x + token * bytes_per_record(format, tier, activations), tokens, count, sums, scratch,
                 )  # fmt: skip
                 for t in range(0, count, 4):
                     at = sums + 64 * t

@@ -77,7 +77,8 @@ class Activations:
         (rows, row_bytes), (tokens, columns), steps = blocks.shape, self.x.shape, []
         x, share, x_stride = self.x, _share(blocks, tokens), 4 * self.x.stride(0)
         if format.codes is not None:
-            name = ROWS if tokens == 1 or self._alike else crossings.fastest(format, activations, tokens, self._recorded)
+            of = format, activations, tokens, self._recorded, self._alike
+            name = ROWS if tokens == 1 else crossings.fastest(*of)
             kernel = crossings.kernel(format, activations, name, tokens)
             if name == FLOATS:
                 x, x_stride = self._padded()
