@@ -1,6 +1,7 @@
 """What the front page opens with: one value a bar, its command, no comparison of a busy machine, no bound that is beaten."""
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ from kit.lab.claims import records
 from kit.lab.claims.records import Record
 from kit.lab.commands.cli import main
 from kit.lab.measuring import measurements
+from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.ways import BLOCKS
 from kit.lab.report import html, index, lead, published
 from kit.lab.report import run as runs
@@ -186,6 +188,35 @@ def test_every_command_of_the_front_page_runs_as_printed(tmp_path):
                 few = {"generate": ["-n", "1"], "explain": ["--help"], "reproduce": ["--list"]}[words[0]]
                 result = CliRunner().invoke(main, [*words, *few])
                 assert result.exit_code == 0, (command, result.output)
+
+
+def test_other_pages_and_engines_that_did_not_run_are_no_bars(tmp_path):
+    way, other = (row_of("a token, blocks as they lie", took, of, lower=took / 2) for took, of in (
+        (0.06, "09_your_model"), (0.01, "03_cache_variants")))  # fmt: skip
+    [own] = leads_of(tmp_path, [other, way])
+    assert [bar.seconds for bar in own.bars] == [0.06, 0.03] and own.notebook == "09_your_model"
+    [found] = leads_of(tmp_path, [other, way], "m", ENGINES | {"kit": {"speed": 0.0}})
+    assert [bar.seconds for bar in found.bars] == [0.05, 0.04, 0.03] and found.notebook == "07_memory_frontier"
+
+
+def test_what_an_engine_lost_and_took_and_who_was_busy_by_its_row():
+    quality = lambda model="m", **row: lead._quality({"kit": row}, "kit", model)  # noqa: E731
+    assert quality("", kl=0.1, kl_error=0.01) == "" and quality(kl=0.1, kl_error=0.01).endswith(" 0.1 ± 0.01 nats per token")
+    assert quality() == quality(kl=math.nan, kl_error=0.1) == "quality not measured in this run"
+    assert quality(kl=0.1) == quality(kl=0.1, kl_error=math.nan) == "KL to float32 without its error"
+    assert lead.samples_of({"speed": 4.0}) == lead.samples_of({"speed": 4.0, "samples": []}) == (0.25,)
+    assert lead.samples_of({"speed": 4.0, "samples": [2.0, 5.0]}) == (0.5, 0.2)
+    rows = {"kit": {"others": BUSY}, "peer": {"others": None}}
+    assert lead._busy(rows, []) == "" and "used 1.2 cores" in lead._busy(rows | {"third": {"others": 1.2}}, [])
+
+
+@pytest.mark.parametrize(("changed", "known"), [
+    ({}, True), ({"gbps": []}, False), ({"gbps": math.nan}, False), ({"gbps": [10.0]}, False), ({"samples": [1.0]}, False),
+])  # fmt: skip
+def test_the_limit_of_minutes_needs_a_speed_of_memory_in_each_round(changed, known):
+    row = {"speed": 2.0, "samples": [2.0, 2.5], "gbps": [10.0, 11.0]} | changed
+    assert (lead.in_turn({"bytes": 4e8, "engines": {"kit": row}}) is not None) == known
+    assert lead.in_turn({"engines": {"kit": row}}) is None and lead.in_turn({}) is None
 
 
 def test_the_limit_is_that_of_the_minutes_in_which_the_engines_ran(tmp_path):
