@@ -259,8 +259,13 @@ def test_the_estimator_scores_each_position_once_whatever_its_steps(tokens, most
     kl = (p.exp() * (p - q)).sum(1)
     assert found["all"]["tokens"] == tokens - 1 - first and found["all"]["kl"] == pytest.approx(float(kl.mean()))
     assert found["some"]["tokens"] == min(most, len(kl)) and found["some"]["kl"] == pytest.approx(float(kl[:most].mean()))
-    surprise = -q[range(len(kl)), window[first + 1 :]].mean()
-    assert found["all"]["perplexity"] == pytest.approx(float(surprise.exp()))
+    theirs, ours = (-side[range(len(kl)), window[first + 1 :]] for side in (p, q))
+    value, ratio = (float(each.mean().exp()) for each in (ours, ours - theirs))
+    assert found["all"]["perplexity"] == pytest.approx(value) and found["all"]["ratio"] == pytest.approx(ratio)
+    assert found["all"]["same"] == pytest.approx(float((p.argmax(1) == q.argmax(1)).double().mean()))
+    errors = error_of_mean(kl.numpy()), value * error_of_mean(ours.numpy()), ratio * error_of_mean((ours - theirs).numpy())
+    told = [found["all"][f"{name}_error"] for name in ("kl", "perplexity", "ratio")]
+    assert told == pytest.approx(errors, nan_ok=True)
 
 
 @pytest.mark.parametrize(("kl", "error", "said"), [
