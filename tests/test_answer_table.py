@@ -43,9 +43,9 @@ def test_quality_that_is_not_known_takes_no_column():
 
 
 def test_the_verdict_turns_with_the_share():
-    assert answer_table.verdict(ROWS) == "llama.cpp is at 90% of what memory gives: only fewer bits help"
+    assert answer_table.verdict(ROWS).startswith("llama.cpp is at 90%") and "fewer bits" in answer_table.verdict(ROWS)
     slow = [row._replace(of_limit=0.4) if row.kind == "peer" else row for row in ROWS]
-    assert answer_table.verdict(slow) == "llama.cpp is at 40% of what memory gives: at most 2.5 times as fast"
+    assert answer_table.verdict(slow).startswith("llama.cpp is at 40%") and "at most 2.5" in answer_table.verdict(slow)
     assert answer_table.verdict([row for row in ROWS if row.kind == "limit"]) == ""
 
 

@@ -17,6 +17,7 @@ from kit.lab.explaining import answer, offer, quants
 from kit.lab.measuring import busy, child, measurements, process
 from kit.lab.measuring.busy import Busy, apart
 from kit.lab.measuring.group import Group, missing_rights
+from kit.lab.predicting.ways import Prediction
 from kit.model.footprint import COMPILING, has_run
 from kit.system import groups, python
 
@@ -111,11 +112,13 @@ def test_explain_refuses_its_own_advice_as_well(files, crowded):
 
 
 def test_intervals_that_overlap_give_no_advice(monkeypatch):
-    way = answer.Reached("fast", answer.BLOCKS, 0.5, 0.4, 0.9, 0.0)
-    default = answer.Reached("default", answer.BLOCK_WAYS[1], 1.0, 0.8, 1.2, 0.0)
-    assert not answer.gains(way, default), "500 ms of 400 to 900 is not faster than 1000 of 800 to 1200"
-    assert answer.gains(way._replace(high=0.7), default)
-    assert answer.gains(way._replace(low=None, high=None), default), "a prediction has no interval"
+    way, near, default = (
+        measurements.Reading("a way", "", samples) for samples in ((0.4, 0.5, 0.9), (0.49, 0.5, 0.51), (0.95, 1.0, 1.05))
+    )
+    assert not answer.gains(way, default), "500 ms of 400 to 900 is not faster than 1000 of 950 to 1050"
+    assert answer.gains(near, default)
+    predicted = Prediction(answer.BLOCKS, 0.5, 0.1, None, 0, 0)
+    assert answer.gains(predicted, default) and not answer.measured(predicted), "a prediction has no interval"
     for a, b, right in (((1, 2), (3, 4), True), ((1, 3), (3, 4), False), ((3, 4), (1, 2), False), (None, (1, 2), False)):
         assert apart(a, b) == right
 

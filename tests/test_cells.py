@@ -18,7 +18,6 @@ from traces import mixture_of_experts
 import kit
 from kit.lab.claims import book, gates, records
 from kit.lab.explaining.elsewhere import GUESS
-from kit.lab.explaining.measured_ways import Measured
 from kit.lab.findings import dequantizers, own_engine, pressed, pressure
 from kit.lab.measuring import disk, measurements
 from kit.lab.predicting import routing
@@ -78,7 +77,7 @@ QUICK = SLOW | {"kept": (0.05, 0.02, 0.02)}  # memory that is short costs nothin
 
 def int8_wins(study):
     """With a measured time of int8 that no other way reaches: the advice is one thing, whatever the machine does."""
-    study.measured[BLOCK_WAYS[-1]] = Measured(BLOCK_WAYS[-1], (1e-6,), None, 0, torch.zeros(1))
+    study.measured[BLOCK_WAYS[-1]] = measurements.Reading(BLOCK_WAYS[-1].label, "", (1e-6,), result=torch.zeros(1))
     return study
 
 

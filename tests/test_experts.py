@@ -73,11 +73,11 @@ def test_the_least_memory_is_the_least_that_reaches_the_speed():
 
 
 def test_below_one_token_the_advice_says_so_and_when_all_fits_too():
-    assert "less than one token's 907.7 MiB: LRU hits 0%" in asked("gptoss", "--memory", "1800MiB", "--disk", "2GB/s").output
-    asked_for = {room: asked("qwen", "--memory", room, "--disk", "2GB/s").output.splitlines()[-1] for room in ("4GiB", "10GiB")}
-    assert "faster" in asked_for["4GiB"] and "nothing that can be built hits more" not in asked_for["4GiB"]
-    assert "faster" not in asked_for["10GiB"] and "nothing that can be built hits more" in asked_for["10GiB"]
-    assert "fit: every policy keeps them" in asked("gemma", "--memory", "40GiB", "--disk", "2GB/s").output
+    told = lambda name, room: json.loads(asked(name, "--memory", room, "--disk", "2GB/s", "--json").output)  # noqa: E731
+    short, some, most, whole = told("gptoss", "1800MiB"), told("qwen", "4GiB"), told("qwen", "10GiB"), told("gemma", "40GiB")
+    assert short["room_bytes"] < short["cycle_bytes"] and "less than one token's" in short["advice"]
+    assert [word in each["advice"] for each in (some, most) for word in ("faster", "nothing")] == [True, False, False, True]
+    assert whole["room_bytes"] > most["room_bytes"] and whole["advice"].endswith("every policy keeps them.")
 
 
 @pytest.mark.parametrize(

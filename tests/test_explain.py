@@ -30,8 +30,9 @@ from kit.lab.commands import cli
 from kit.lab.explaining import answer, sentences, tables
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.lines import MOST
-from kit.lab.explaining.measured_ways import Measured, measure
+from kit.lab.explaining.measured_ways import measure
 from kit.lab.explaining.study import Study
+from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.process import process_bytes
 from kit.lab.predicting import oracle
 from kit.lab.predicting.measured import DTYPES, FUSED, Cost, Kind, measure_costs
@@ -111,7 +112,7 @@ def test_a_file_that_cannot_be_run_is_walked(odd):
         assert sorted(order.names) == sorted(set(file.tensors) - {"token_embd.weight"})  # it has an output matrix
         found = measure(Way("HashMap"), file, order, 2)
         again = measure(BLOCKS, file, order, 2)
-    assert found.hit_rate == 1.0 and len(found.samples) == 2
+    assert found.row["hit_rate"] == 1.0 and len(found.samples) == 2
     assert np.allclose(found.result, again.result, atol=1e-4)
 
 
@@ -151,8 +152,8 @@ def test_a_live_decode_hits_what_was_predicted(study, way):
     parts = used_tensors(study.file, study.order)
     found = predict(way, parts, study.order, study.costs, MACHINE)
     real = measure(way, study.file, study.order, len(study.order.tokens) - 1)
-    assert real.hit_rate == pytest.approx(found.hit_rate)
-    assert real.resident <= found.held
+    assert real.row["hit_rate"] == pytest.approx(found.hit_rate)
+    assert real.row["resident"] <= found.held
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -490,15 +491,14 @@ def test_an_architecture_that_cannot_be_run_is_refused_before_the_first_cell(odd
 
 def test_faster_is_what_was_measured_where_it_was(study):
     now, other, third = study.predictions[:3]
-    sample = lambda way, seconds: Measured(way, (seconds,))  # noqa: E731
-    measured = {now.way: sample(now.way, 8.0), other.way: sample(other.way, 2.0)}
+    measured = {each.way: Reading(each.way.label, "", (seconds,)) for each, seconds in ((now, 8.0), (other, 2.0))}
     table = tables.advice_table(study.predictions, measured)
     faster, told = table["faster"], tables.formatted(table)["speed"]
     assert faster[now.way.label] == 1.0 and faster[other.way.label] == 4.0
     assert faster[third.way.label] == pytest.approx(now.seconds / third.seconds)
     second, last = (tables.in_tables(each.way.label) for each in (other, third))
     assert told[second] == "4.0x measured" and told[last].endswith("x predicted")
-    only = tables.formatted(tables.advice_table(study.predictions, {other.way: sample(other.way, 2.0)}))["speed"]
+    only = tables.formatted(tables.advice_table(study.predictions, {other.way: measured[other.way]}))["speed"]
     assert only.str.endswith("predicted").all(), "a ratio to a first row that was not measured is none of measured times"
 
 
@@ -570,12 +570,10 @@ def test_what_quality_measures_is_known_from_then_on(path, monkeypatch):
 def test_a_gain_is_told_with_the_loss_that_it_costs(path):
     """As a sentence: "1.06 times as fast, if the quality does" was none. Where llama.cpp's speed is, its loss is known, too."""
     study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
-    best, default = (
-        answer.Reached(way.label, way, seconds, seconds, seconds, 0.0) for way, seconds in ((BLOCK_WAYS[-1], 1), (BLOCKS, 2))
-    )
+    ways = {way: Reading(way.label, "", (seconds,)) for way, seconds in ((BLOCK_WAYS[-1], 1), (BLOCKS, 2))}
     start = "With kit: take int8, 2.00 times as fast, if you accept their loss of quality"
     study.__dict__["losses"] = losses = {}
-    found = answer.Conclusion(study, [best, default], default, None, losses)
+    found = answer.Conclusion(study, ways, BLOCKS, None, losses)
     assert answer._change(found)[0] == f"{start} (measured below)."
     losses |= {"int8 activations": {"kl": 0.0016, "same": 0.981}, "llama.cpp, mmap 2026.1": {"kl": 0.0014, "same": 0.986}}
     assert answer._change(found)[0] == f"{start} (the next token is float32's in 98.1% of positions)."
@@ -588,13 +586,11 @@ def test_a_gain_is_told_with_the_loss_that_it_costs(path):
 def test_nothing_is_to_change_only_where_the_default_is_as_fast(path):
     """Where blocks were faster than what kit does by itself, or that does not fit, it said "change nothing"."""
     study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
-    blocks, other = (
-        answer.Reached(way.label, way, seconds, seconds, seconds, 0.0) for way, seconds in ((BLOCKS, 1), (Way("NoCache"), 2))
-    )
+    blocks, other = ({way: Reading(way.label, "", (seconds,))} for way, seconds in ((BLOCKS, 1), (LAZY, 2)))
     told = lambda ways, default: answer._change(answer.Conclusion(study, ways, default, None, {}))[0]  # noqa: E731
-    assert told([blocks, other], blocks).startswith("With kit: change nothing: exact, from the file")
-    assert told([blocks, other], other) == told([blocks], None) == "With kit: take exact."
-    assert told([other], other).startswith("With kit: change nothing within this memory")
+    assert told(blocks | other, BLOCKS).startswith("With kit: change nothing: exact, from the file")
+    assert told(blocks | other, LAZY) == told(blocks, None) == "With kit: take exact."
+    assert told(other, LAZY).startswith("With kit: change nothing within this memory")
 
 
 def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
@@ -605,7 +601,17 @@ def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):
     )
     study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
     first, *others = measuring.measure_best(study, 1).values()
-    assert first.disturbed and not any(found.disturbed for found in others) and next(answers) is False
+    assert first.busy and not any(found.busy for found in others) and next(answers) is False
+
+
+def test_a_way_that_the_store_has_comes_with_its_hits_and_its_memory(path, monkeypatch):
+    """`kit explain --json` of the same file, asked again, said null and 0 of both."""
+    monkeypatch.setattr("kit.lab.measuring.state.watched", lambda work, with_=(): (work(), 0.0, False))
+    study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
+    prediction = next(each for each in study.predictions if each.way.policy == "Pinned")
+    found, again = ((measuring._take(study, prediction), study.measured.pop(prediction.way))[1] for _ in "ab")
+    assert again.row == found.row and found.row["hit_rate"] > 0 and found.row["resident"] > 0
+    assert again.samples == found.samples and found.result is not None and again.result is None
 
 
 def test_a_disturbed_measurement_is_not_repeated_when_the_minute_has_no_room_for_it(path, monkeypatch):
@@ -615,7 +621,7 @@ def test_a_disturbed_measurement_is_not_repeated_when_the_minute_has_no_room_for
     monkeypatch.setattr(measuring, "measure", lambda *given: tries.append(given[0]) or measured(*given))
     monkeypatch.setattr(measuring, "left", lambda study: 1e-9 if len(tries) else 1e9)
     first, *_ = measuring.measure_best(study, 0).values()
-    assert len(tries) == 1 and first.disturbed
+    assert len(tries) == 1 and first.busy
     monkeypatch.setattr(measuring, "left", lambda study: 1e9)
     tries.clear()
     study.measured.clear()

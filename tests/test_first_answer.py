@@ -42,8 +42,6 @@ def _nothing_compiles(monkeypatch):
 def test_quick_says_file_fit_and_limit_and_runs_nothing(llama, monkeypatch):
     """The first answer took 25 minutes on a busy machine; it needs neither engine nor decode."""
     _nothing_compiles(monkeypatch)
-    text = " ".join(run("explain", llama, "--quick").stdout.split())
-    assert "architecture llama" in text and "It fits: 1.47 MiB of blocks" in text and "tokens per second at most" in text
     told = json.loads(run("explain", llama, "--quick", "--json").stdout)
     assert set(told) == documented.keys("explain --quick") and told["fits"] is True and told["busy"] is False
     told = json.loads(run("explain", llama, "--quick", "--memory", "1MiB", "--json").stdout)

@@ -424,7 +424,7 @@ def test_the_order_of_use_and_a_measured_way_through_transformers(files, name):
         assert matrices - set(order.names) <= {"token_embd.weight"}  # rows of it
         blocks, limited = (measure(way, file, order, 2) for way in (BLOCKS, Way("LRU", 1 << 14, "bfloat16")))
         assert (blocks.result - limited.result).std() < 0.05 * blocks.result.std()
-        assert len(blocks.samples) == 2 and limited.resident <= 1 << 14
+        assert len(blocks.samples) == 2 and limited.row["resident"] <= 1 << 14
 
 
 def test_via_names_whose_pass_it_is(files, tmp_path, monkeypatch):

@@ -23,8 +23,8 @@ def store(tmp_path):
 @given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=9), st.text(max_size=9), st.floats(0, 2))
 def test_what_is_added_comes_back(tmp_path_factory, samples, way, others):
     store = Readings(tmp_path_factory.mktemp("s") / "m.jsonl")
-    added = store.add(replace(ONE, samples=tuple(samples), way=way, others=others))
-    assert list(store) == [added]
+    added = store.add(replace(ONE, samples=tuple(samples), way=way, others=others, result=object()))
+    assert list(store) == [added] and next(iter(store)).result is None is not added.result
 
 
 def test_the_latest_quiet_value_of_a_key_is_its_value(store):

@@ -100,11 +100,11 @@ def test_the_answer_follows_the_table():
     rows = {"speed": [1.0, 2.0, 9.0], "kl": [0.0, 0.01, 1.0], "kl_error": [0.0, 1e-3, 0.1], "way": ["exact", "int8", "int8"],
             "others": 0.0, "best": True}  # fmt: skip
     table = pd.DataFrame(rows, index=["big", "small", "tiny"])
-    assert quants.advice(table) == "small --linear fused-int8: 2 tokens per second, its answers KL 0.01 ± 0.001 nats."
-    assert quants.advice(table.iloc[:1]) == "big: 1 tokens per second, its answers the exact ones."
-    assert quants.advice(table.iloc[2:]).startswith("None: every file loses more than")
+    best, exact, none = (quants.advice(some) for some in (table, table.iloc[:1], table.iloc[2:]))
+    assert best.startswith("small --linear fused-int8: 2 ") and "0.01 ± 0.001" in best
+    assert exact.startswith("big: 1 ") and none.startswith("None: ")
     assert quants.advice(table.iloc[2:].assign(kl=quants.SMALL)).startswith("None"), "a loss of so much is not small"
-    assert "Busy machine: others used 1.5 of" in quants.advice(table.assign(others=1.5))
+    assert quants.advice(table.assign(others=1.5)).startswith(quants.busy_of(table.assign(others=1.5)).line)
 
 
 @pytest.mark.slow

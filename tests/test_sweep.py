@@ -360,6 +360,6 @@ def test_a_wrong_way_is_one_clear_error(policy, capacity):
 def test_decode_measures_what_the_closed_form_says(tiny):
     """A cyclic scan: LRU below the working set never hits, everything kept always does; the logits are the same."""
     for policy, capacity, hits in (("LRU", "60%", 0.0), ("HashMap", "", 1.0)):
-        measured, lazy, total = decode.measure(tiny, policy, capacity, "float32", 3)
-        assert measured.hit_rate == hits and measured.result.equal(lazy.result) and len(measured.samples) == 3
-        assert measured.resident <= total * (0.6 if hits == 0 else 1)
+        way, measured, lazy, total = decode.measure(tiny, policy, capacity, "float32", 3)
+        assert measured.row["hit_rate"] == hits and measured.result.equal(lazy.result) and len(measured.samples) == 3
+        assert way.label == measured.way and measured.row["resident"] <= total * (0.6 if hits == 0 else 1)

@@ -101,12 +101,11 @@ def slower(finished, tmp_path):
 def test_diff_says_what_changed_and_exits_with_it(finished, slower):
     result = invoke("diff", finished, slower)
     assert result.exit_code == 1
-    assert "2.00 s -> 33.0 s  x 16.5" in result.stdout
-    assert "1 changed, 1 only in A" in result.stdout
+    assert "x 16.5" in result.stdout
     told = json.loads(invoke("diff", finished, slower, "--json").stdout)
     assert told["schema_version"] == 1 and not documented.undocumented("report diff", told)
     rows = told["rows"]
-    assert rows[0]["state"] == "changed"
+    assert [row["state"] for row in rows if row["state"] != "same"] == ["changed", "only in A"]
     assert 27 <= rows[0]["low"] <= 31 <= rows[0]["high"] <= 35
     assert invoke("diff", finished, finished).exit_code == 0
     assert invoke("diff", finished, finished.parent / "notebooks").exit_code == 2

@@ -3,7 +3,6 @@
 import shlex
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from kit.gguf.uses import bytes_used
 from kit.lab.engines.processes import ENGINES
@@ -18,31 +17,12 @@ from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.minutes import Share
 from kit.lab.measuring.state import BUSY
 from kit.lab.predicting import quality
-from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, Way
+from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, Prediction, Way
 from kit.lab.prompts import PROMPT
 from kit.system.paths import shown
 from kit.units import format_bytes, format_rate
 
-
-class Reached(NamedTuple):
-    """A way with its seconds per token: measured (``low`` to ``high``: 95 % interval), or predicted (both None)."""
-
-    name: str
-    way: Way | None
-    seconds: float
-    low: float | None
-    high: float | None
-    others: float
-
-    @property
-    def measured(self) -> bool:
-        """Whether it was measured."""
-        return self.low is not None
-
-    @property
-    def told(self) -> str:
-        """Its name in tables and sentences."""
-        return self.way.told if self.way else self.name
+Time = Reading | Prediction  # of a way: measured, else predicted
 
 
 def name_of(study: Study) -> str:
@@ -74,26 +54,20 @@ def _reason(study: Study) -> str:
     return (study.part or study).order.reason
 
 
-def reached(study: Study) -> list[Reached]:
+def reached(study: Study) -> dict[Way, Time]:
     """The ways that stay within the memory of the whole process and that a command runs, the fastest first; of a file that none
     runs all that stay, as walks over its tensors."""
-    ways = []
-    for prediction in study.predictions:
-        way, real = prediction.way, study.measured.get(prediction.way)
-        if not study.room.stays(prediction) or not (command(study, way) or _reason(study)):
-            continue
-        if real is None:
-            ways.append(Reached(way.label, way, prediction.seconds, None, None, 0.0))
-        else:
-            row = Reading(way.label, "", real.samples, machine="")
-            ways.append(Reached(way.label, way, real.seconds, *row.spread, real.others))
-    return sorted(ways, key=lambda each: each.seconds)
+    ways = {
+        each.way: study.measured.get(each.way, each)
+        for each in study.predictions
+        if study.room.stays(each) and (command(study, each.way) or _reason(study))
+    }
+    return dict(sorted(ways.items(), key=lambda pair: pair[1].seconds))
 
 
-def peer(study: Study) -> Reached | None:
+def peer(study: Study) -> Reading | None:
     """llama.cpp, where it ran the file in turn with the kit's ways."""
-    row = study.engines.get(PEER)
-    return row and Reached(PEER, None, row.median, *row.spread, row.others)
+    return study.engines.get(PEER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,15 +77,25 @@ class Conclusion:
     and engine, as far as they are known."""
 
     study: Study
-    ways: list[Reached]
-    default: Reached | None
-    peer: Reached | None
+    ways: dict[Way, Time]
+    default: Way | None
+    peer: Reading | None
     losses: dict[str, dict[str, float]]
+
+    @property
+    def best(self) -> Way | None:
+        """The fastest way; None where there is none."""
+        return next(iter(self.ways), None)
 
     @property
     def gains(self) -> bool:
         """Whether the fastest way is worth a change."""
-        return bool(self.ways) and (self.default is None or gains(self.ways[0], self.default))
+        return bool(self.ways) and (self.default is None or gains(self.ways[self.best], self.ways[self.default]))
+
+    @property
+    def times(self) -> float:
+        """How many times as fast as the default the fastest way is."""
+        return self.ways[self.default].seconds / self.ways[self.best].seconds
 
     def same(self, name: str) -> float | None:
         """How often a precision, or an engine of any version, has float32's most probable next token; None: not known."""
@@ -120,30 +104,26 @@ class Conclusion:
     @cached_property
     def data(self) -> dict:
         """The answer as plain data: ``limit``, ``reached``, ``peer``, ``change``; seconds are per token."""
-        study, other = self.study, self.peer
-        best, default = self.ways[0] if self.ways else None, self.default
+        study, other, best = self.study, self.peer, self.best
         change = None
-        if default and self.gains and not study.busy:
-            change = {"way": best.name, "times": default.seconds / best.seconds}
-            change["rounds"] = quality.PRECISIONS[best.way.precision].told
-        exact = next((each for each in self.ways if each.way.precision == "float32"), None)
-        others = (next((each for each in self.ways if each.way == way), None) for way in BLOCK_WAYS[1:])
+        if self.default and self.gains and not study.busy:
+            change = {"way": best.label, "times": self.times, "rounds": quality.PRECISIONS[best.precision].told}
+        exact = next((way for way in self.ways if way.precision == "float32"), None)
         plain = [
-            each._asdict()
-            | {"way": each.way.linear, "holds": each.way.holds, "precision": each.way.precision}
-            | {"tokens_per_second": 1 / each.seconds, "command": command(study, each.way)}
-            | {"same": 1.0 if each.way.precision == "float32" else self.same(each.way.precision)}
-            | _mbu(study, each)
-            for each in dict.fromkeys((exact, *others, best))
-            if each
+            {"name": way.label, "way": way.linear, "holds": way.holds, "precision": way.precision}
+            | _plain(self.ways[way])
+            | {"command": command(study, way), "same": 1.0 if way.precision == "float32" else self.same(way.precision)}
+            | _mbu(study, way, self.ways[way])
+            for way in dict.fromkeys((exact, *BLOCK_WAYS[1:], best))
+            if way in self.ways
         ]
-        of_peer = other and other._asdict() | {"way": None, "tokens_per_second": 1 / other.seconds}
+        of_peer = other and {"name": PEER, "way": None} | _plain(other) | {"same": self.same(PROGRAM)}
         return {
             "limit": _limit(study),
             "reached": plain,
-            "peer": of_peer and of_peer | {"same": self.same(PROGRAM)} | _mbu(study, other),
+            "peer": of_peer and of_peer | _mbu(study, None, other),
             "change": change,
-            "command": command(study, best.way) if best and not study.busy else "",
+            "command": command(study, best) if best and not study.busy else "",
             "fits": study.room.fits,
         }
 
@@ -151,7 +131,7 @@ class Conclusion:
 def of(study: Study) -> Conclusion:
     """The answer of what a study has measured so far."""
     ways = reached(study)
-    default = next((each for each in ways if each.way == study.predictions[0].way), None)
+    default = study.predictions[0].way if study.predictions[0].way in ways else None
     return Conclusion(study, ways, default, peer(study), {} if isinstance(study.losses, str) else study.losses)
 
 
@@ -167,12 +147,24 @@ def _limit(study: Study) -> dict:
     }  # fmt: skip
 
 
-def gains(best: Reached, default: Reached) -> bool:
+def gains(best: Time, default: Time) -> bool:
     """Whether a way is worth a change: faster by more than noise, and by more than the intervals of both where both were
     measured."""
-    if best.way == default.way or default.seconds / best.seconds < WORTH:
+    if default.seconds / best.seconds < WORTH:
         return False
-    return apart((best.low, best.high), (default.low, default.high)) if best.measured and default.measured else True
+    return apart(best.spread, default.spread) if measured(best) and measured(default) else True
+
+
+def measured(time: Time) -> bool:
+    """Whether a time was measured, not predicted."""
+    return isinstance(time, Reading)
+
+
+def _plain(time: Time) -> dict[str, float | None]:
+    """A time as data: ``low`` to ``high`` is its 95 % interval, None where it is predicted."""
+    low, high = time.spread if measured(time) else (None, None)
+    others = time.others if measured(time) else 0.0
+    return {"seconds": time.seconds, "low": low, "high": high, "others": others, "tokens_per_second": 1 / time.seconds}
 
 
 def table(found: Conclusion) -> list[answer_table.Row]:
@@ -209,7 +201,7 @@ def _of_peer(found: Conclusion) -> list[str]:
         return [f"llama.cpp is {reason}."]
     if found.peer is None:
         return []
-    study, reached = found.study, share(found.study, found.peer).median
+    study, reached = found.study, share(found.study, None, found.peer).median
     if reached >= answer_table.NEAR:
         return [
             f"With llama.cpp or Ollama: it is at {reached:.0%} of what memory gives, so only fewer bits help, or "
@@ -240,21 +232,21 @@ def best_minutes(study: Study) -> str:
     )
 
 
-def share(study: Study, each: Reached) -> Share:
-    """What a way reached of the limit of its minutes: the quotient of the table, with the interval by rounds where it ran in
-    turn."""
-    name = next((name for name, way in measuring.ENGINE_WAYS.items() if way == each.way), each.name)
-    quotient = min(1.0, study.least_now / each.seconds)
-    if study.minutes and name in study.minutes.seconds and each.measured:
+def share(study: Study, way: Way | None, time: Time) -> Share:
+    """What a way, None: llama.cpp, reached of the limit of its minutes: the quotient of the table, with the interval by rounds
+    where it ran in turn."""
+    name = PEER if way is None else next((name for name, each in measuring.ENGINE_WAYS.items() if each == way), "")
+    quotient = min(1.0, study.least_now / time.seconds)
+    if study.minutes and name in study.minutes.seconds and measured(time):
         return study.minutes.share(name).around(quotient)
     return Share(*[quotient] * 3)
 
 
-def _mbu(study: Study, each: Reached) -> dict[str, float | None]:
+def _mbu(study: Study, way: Way | None, time: Time) -> dict[str, float | None]:
     """The share as data: ``mbu``, memory bandwidth utilization, with its 95 % interval; None on a busy machine, and of a
     way that passed the limit in other minutes: that is no share of it."""
-    passed = each.seconds < study.least_now * (1 - 1e-9)
-    shares = [None] * 3 if study.busy or passed else share(study, each)
+    passed = time.seconds < study.least_now * (1 - 1e-9)
+    shares = [None] * 3 if study.busy or passed else share(study, way, time)
     return dict(zip(("mbu", "mbu_low", "mbu_high"), shares, strict=True))
 
 
@@ -278,18 +270,18 @@ def _change(found: Conclusion) -> list[str]:
         return [f"No command runs this file ({reason}): its tensors alone were used, in order."]
     if not found.ways:
         return ["Nothing that a command runs stays within this memory."]
-    best = found.ways[0] if found.gains else default
-    if best.way.rounds and found.gains:
+    best = found.best if found.gains else default
+    if best.rounds and found.gains:
         none = "not measured" if isinstance(study.losses, str) else "measured below"
-        same = found.same(best.way.precision)
+        same = found.same(best.precision)
         lost = none if same is None else f"the next token is float32's in {answer_table.percent(same)} of positions"
-        times = f" {default.seconds / best.seconds:.2f} times as fast," if default else ""
+        times = f" {found.times:.2f} times as fast," if default else ""
         text = f"With kit: take {best.told},{times} if you accept their loss of quality ({lost})."
-    elif best is default and best.way in BLOCK_WAYS:
+    elif best == default and best in BLOCK_WAYS:
         text = "With kit: change nothing: exact, from the file's blocks, is as fast as any way here."
-    elif best is default:
+    elif best == default:
         needs = format_bytes(study.room.beside + sum(use.nbytes for use in study.uses))
         text = f"With kit: change nothing within this memory; {needs} hold the whole file."
     else:
         text = f"With kit: take {best.told}."
-    return [text, f"    {command(study, best.way)}"]
+    return [text, f"    {command(study, best)}"]

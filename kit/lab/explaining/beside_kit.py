@@ -9,6 +9,7 @@ from kit.lab.engines.table import opened
 from kit.lab.explaining.answer import Conclusion
 from kit.lab.explaining.study import Study
 from kit.lab.measuring import arithmetic, measurements, state
+from kit.lab.measuring.measurements import Reading
 from kit.system.cores import cores
 from kit.system.paths import shown
 from kit.units import format_rate
@@ -63,12 +64,13 @@ def _rates(study: Study) -> dict[str, float]:
         study.say("measuring arithmetic")
         taken, others, disturbed = state.watched(arithmetic.probe)
         for kind, rate in taken.items():
-            row = measurements.note(study.store, f"{_RATE}{kind}", "", rate.samples, others * disturbed, study.by, "op/s")
+            reading = Reading(f"{_RATE}{kind}", "", tuple(rate.samples), "op/s", others=others * disturbed, by=study.by)
+            row = measurements.note(study.store, reading)
             known[kind] = row if known[kind] is None or rate.best > max(known[kind].samples) else known[kind]
     return {kind: max(row.samples) for kind, row in known.items() if row}
 
 
-def _speeds(study: Study, seconds: float) -> dict[str, measurements.Reading]:
+def _speeds(study: Study, seconds: float) -> dict[str, Reading]:
     """Engine -> its seconds per token of a prompt; none of a file whose prompt takes longer than _SECONDS, at the limit."""
     if not study.runs or seconds > _SECONDS:
         return {}
@@ -80,7 +82,8 @@ def _speeds(study: Study, seconds: float) -> dict[str, measurements.Reading]:
         study.say(f"measuring a prompt of {TOKENS} tokens: {', '.join(missing)}")
         for name, series in _in_turn(missing, study.file.path, rounds=3 if seconds < _QUICK else 1).items():
             if series.per_token:
-                known[name] = measurements.note(study.store, ways[name], digest, series.per_token, series.others, study.by)
+                reading = Reading(ways[name], digest, tuple(series.per_token), others=series.others, by=study.by)
+                known[name] = measurements.note(study.store, reading)
     return {name: row for name, row in known.items() if row}
 
 

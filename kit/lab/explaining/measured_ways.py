@@ -2,17 +2,15 @@
 
 import pickle
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
-import torch
 
 import kit
 from kit.errors import KitError
 from kit.gguf.cut import cut
 from kit.lab.measuring import child, state
 from kit.lab.measuring.kept import once_a_run
+from kit.lab.measuring.measurements import Reading
 from kit.lab.predicting.order import DECODES, Decode, Order, Walk
 from kit.lab.predicting.ways import Prediction, Way
 from kit.model.pinned import PinnedBlocks
@@ -20,34 +18,12 @@ from kit.system import end_with_parent, limit_memory
 from kit.units import format_bytes, format_seconds
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A measured way. ``samples``: seconds of each token after the first. ``others``: cores that other processes used
-    meanwhile. Of what this process measured also ``hit_rate``: of those tokens; ``resident``: bytes; ``result``: logits of the
-    last token, or the products of a walk, to compare ways."""
-
-    way: Way
-    samples: tuple[float, ...]
-    hit_rate: float | None = None
-    resident: int = 0
-    result: torch.Tensor | None = field(default=None, repr=False, compare=False)
-    others: float = 0.0
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether other processes disturbed it."""
-        return self.others > state.BUSY
-
-    @property
-    def seconds(self) -> float:
-        """Median seconds per token."""
-        return float(np.median(self.samples))
-
-
 @once_a_run
-def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measured:
+def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Reading:
     """Decode ``tokens`` tokens after a warm-up (or walk over the tensors of a file that cannot run); at most ``tries`` times,
-    until other processes do not disturb it. With experts in slots the first half of the tokens warms up as well."""
+    until other processes do not disturb it. With experts in slots the first half of the tokens warms up as well. The Reading
+    is of no file yet (measurements.once); its ``row`` has "hit_rate" of these tokens, where matrices are cached, and
+    "resident", bytes; its ``result`` the logits of the last token, or the products of a walk."""
 
     def once():
         if way.holds == "pinned":
@@ -68,7 +44,7 @@ def measure(way: Way, file, order: Order, tokens: int, tries: int = 1) -> Measur
     return replace(measured, others=others)
 
 
-def run(way: Way, weights, steps, tokens: int) -> Measured:
+def run(way: Way, weights, steps, tokens: int) -> Reading:
     """Measure ``tokens`` steps over any ``weights`` after a warm-up."""
     steps.step()
     if way.linear != "dequantized" and isinstance(steps, Decode):  # the second token records the program: dropped as well
@@ -80,12 +56,12 @@ def run(way: Way, weights, steps, tokens: int) -> Measured:
         result = steps.step()
     spans = weights.trace.frame()
     asked = spans.loc[spans["what"] == "access", "outcome"]
-    hit_rate = None if way.linear != "dequantized" else float((asked == "hit").mean())
-    seconds = tuple(spans.loc[spans["what"] == "token", "seconds"])
-    return Measured(way, seconds, hit_rate, weights.store.stats.resident_bytes, result)
+    row = {} if way.linear != "dequantized" else {"hit_rate": float((asked == "hit").mean())}
+    row["resident"] = weights.store.stats.resident_bytes
+    return Reading(way.label, "", tuple(spans.loc[spans["what"] == "token", "seconds"]), row=row, result=result)
 
 
-def measure_apart(way: Way, file, order, tokens, tries, limit: int, layers=()) -> Measured | str:
+def measure_apart(way: Way, file, order, tokens, tries, limit: int, layers=()) -> Reading | str:
     """``measure`` in a process that may allocate ``limit`` bytes, mapped files not counted (RLIMIT_DATA);
     ``layers``: of a cut file. The reason instead, where it lacks memory or dies."""
     with tempfile.TemporaryDirectory(prefix="kit-") as folder:
@@ -115,7 +91,7 @@ def _apart(job: str) -> str:
     return ""
 
 
-def as_record(prediction: Prediction, real: Measured | None, reason: str = "") -> dict:
+def as_record(prediction: Prediction, real: Reading | None, reason: str = "") -> dict:
     """The fields of a way's record (kit.Session.record): its samples, least and prediction, or the ``reason`` why none is."""
     if real is None:
         return {"quantity": prediction.way.quantity, "unit": "s", "status": "skipped", "reason": reason}

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kit.gguf.formats import FORMATS
 from kit.gguf.uses import bytes_used
+from kit.lab.engines.table import PEER
 from kit.lab.explaining import answer, answer_table
 from kit.lab.explaining.lines import paragraph
 from kit.lab.explaining.study import Study
@@ -47,24 +48,24 @@ def gather(study: Study) -> list[Opportunity]:
 def _ways(study: Study) -> list[Opportunity]:
     """Other ways of kit than that of `kit generate` without options."""
     found_now = answer.of(study)
-    reached = {each.way: each for each in found_now.ways}
     first, *others = zip(study.predictions, study.advice().itertuples(), strict=True)
-    default = reached.get(first[0].way)
+    default = found_now.ways.get(first[0].way)
     found = []
     for prediction, row in others:
-        way = reached.get(prediction.way)
-        if way is None or (default and default.measured and way.measured and not answer.gains(way, default)):
+        way, time = prediction.way, found_now.ways.get(prediction.way)
+        both = default and time and answer.measured(default) and answer.measured(time)
+        if time is None or (both and not answer.gains(time, default)):
             continue
         costs = []
-        if way.way.precision != "float32":
-            same = found_now.same(way.way.precision)
+        if way.precision != "float32":
+            same = found_now.same(way.precision)
             told = "is not measured" if same is None else f"is float32's in {answer_table.percent(same)} of positions"
             costs.append(f"the next token {told}")
         if (more := study.room.needs(prediction) - study.room.needs(first[0])) > 0:
             costs.append(f"{format_bytes(more)} more memory")
-        seconds = way.seconds if row.by == "measured" else first[0].seconds / row.faster
+        seconds = time.seconds if row.by == "measured" else first[0].seconds / row.faster
         found.append(Opportunity(way.told, "kit's default", row.faster, row.by, seconds, "; ".join(costs) or "nothing",
-                                 answer.command(study, way.way)))  # fmt: skip
+                                 answer.command(study, way)))  # fmt: skip
     return found
 
 
@@ -82,18 +83,20 @@ def _memory(study: Study) -> list[Opportunity]:
 
 def _bits(study: Study) -> list[Opportunity]:
     """Fewer bits, where an engine is near the limit of memory, so that its time follows the bytes."""
-    ways = [each for each in (answer.peer(study), *answer.reached(study)) if each and each.measured]
-    near = next((each for each in ways if answer.share(study, each).median >= answer_table.NEAR), None)
-    if near is None or study.file.path is None:
+    times = {None: answer.peer(study)} | answer.reached(study)
+    near = [way for way, time in times.items() if time and answer.measured(time)
+            and answer.share(study, way, time).median >= answer_table.NEAR]  # fmt: skip
+    if not near or study.file.path is None:
         return []
-    nbytes, found, now = bytes_used(study.read), [], near.name.partition(",")[0]
-    now = answer_table.SHORT.get(near.way.precision, near.name) if near.way and not near.way.holds else now
+    way, nbytes, found, seconds = near[0], bytes_used(study.read), [], times[near[0]].seconds
+    now = (way.label if way else PEER).partition(",")[0]
+    now = answer_table.SHORT.get(way.precision, way.label) if way and not way.holds else now
     for name in _FEWER:
         width = FORMATS[name].bits_per_weight / 8
         fewer = sum(bytes_used([use], min(width, use.nbytes / use.elements)) for use in study.read)
         command = f"kit quants {answer.name_of(study)} --to {name}"
         found.append(Opportunity(f"{name} for every tensor of more bits", now, nbytes / fewer, "predicted",
-                                 near.seconds * fewer / nbytes, "quality, which the command measures", command))  # fmt: skip
+                                 seconds * fewer / nbytes, "quality, which the command measures", command))  # fmt: skip
     return found
 
 
@@ -102,7 +105,7 @@ def fine(study: Study, found: list[Opportunity]) -> list[str]:
     told = ["the file fits in memory"] * study.room.fits
     if study.map_found and study.map_found.ratio >= pages.SMALL:
         told.append("its pages are read as fast as a copy in memory")
-    if (other := answer.peer(study)) and (share := answer.share(study, other).median) >= answer_table.NEAR:
+    if (other := answer.peer(study)) and (share := answer.share(study, None, other).median) >= answer_table.NEAR:
         told.append(f"llama.cpp is at {share:.0%} of the limit")
     others = len(study.predictions) - 1 - sum(each.now == "kit's default" and bool(each.command) for each in found)
     return told + [f"{others} other ways of kit gain nothing"] * bool(others)

@@ -22,6 +22,7 @@ from kit.lab.measuring import measurements, minutes, state
 from kit.lab.measuring.conditions import build
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.measuring.machine import library_version, machine_id
+from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.minutes import PAGES
 from kit.lab.measuring.pages import views
 from kit.lab.predicting import quality
@@ -216,9 +217,11 @@ def note(rows: dict[str, dict], digest: str, by: str, store) -> None:
     ``digest``."""
     ran = {name: row for name, row in rows.items() if isinstance(row.get("samples"), list)}
     for name, row in ran.items():
-        measurements.note(store, _label(name), digest, [1 / speed for speed in row["samples"]], row["others"], by)
+        samples = tuple(1 / speed for speed in row["samples"])
+        measurements.note(store, Reading(_label(name), digest, samples, others=row["others"], by=by))
     if paged := [row for row in ran.values() if isinstance(row.get("gbps"), list) and row["gbps"]]:  # the same in all
-        measurements.note(store, PAGES, digest, paged[-1]["gbps"], paged[-1]["others"], by, "GB/s")
+        found = paged[-1]
+        measurements.note(store, Reading(PAGES, digest, tuple(found["gbps"]), "GB/s", others=found["others"], by=by))
 
 
 def in_turn(file, store, engines: dict, nbytes: float) -> minutes.Minutes | None:

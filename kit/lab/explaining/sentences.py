@@ -201,7 +201,7 @@ def sections(
     yield from ((key, value, "") for key, value in run.items())
     yield "seconds_per_token_from_blocks", [] if study.part else list(part.order.seconds), ""
     plain = [
-        {"way": way.label, "seconds": list(data.samples), "hit_rate": data.hit_rate, "resident": data.resident}
+        {"way": way.label, "seconds": list(data.samples), "hit_rate": None, "resident": 0} | data.row
         for ran in {id(each): each for each in (study, part)}.values() for way, data in ran.measured.items()
     ]  # fmt: skip
     title = f"MEASURED, {len(study.layers)} OF {study.facts['layers']} LAYERS (seconds per token of these alone)"

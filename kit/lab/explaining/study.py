@@ -22,7 +22,6 @@ from kit.gguf.uses import Use, assumed, bytes_used, uses_of
 from kit.lab.engines.table import ROUNDED
 from kit.lab.explaining import depth, peers, tables
 from kit.lab.explaining import to_measure as measuring
-from kit.lab.explaining.measured_ways import Measured
 from kit.lab.measuring import pages
 from kit.lab.measuring.busy import Busy
 from kit.lab.measuring.limits import KnownLimits
@@ -78,7 +77,7 @@ class Study:
     cut: tuple[int, ...] = ()
     minute: float = np.inf
     began: float = field(default_factory=time.perf_counter)
-    measured: dict[Way, Measured] = field(default_factory=dict)
+    measured: dict[Way, Reading] = field(default_factory=dict)
     unmeasured: dict[Way, str] = field(default_factory=dict)
     compiled: list[float] = field(default_factory=list)
     whole: int | None = None
@@ -236,7 +235,7 @@ class Study:
     @property
     def _factor(self) -> float:
         """How many times faster than the best known memory was, by all that was predicted and measured."""
-        factor = faster_than_probed(self._predicted, self.measured.values())
+        factor = faster_than_probed(self._predicted, self.measured)
         return max(factor, self.part._factor) if self.part else factor
 
     @property

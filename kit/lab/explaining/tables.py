@@ -14,8 +14,8 @@ from kit.gguf.formats import FORMATS
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.exactness import exactness, sample
 from kit.lab.explaining.lines import width
-from kit.lab.explaining.measured_ways import Measured
 from kit.lab.measuring.machine import gpu
+from kit.lab.measuring.measurements import Reading
 from kit.lab.predicting.bounds import interval_bound
 from kit.lab.predicting.measured import DTYPES
 from kit.lab.predicting.order import Order
@@ -171,7 +171,7 @@ def advice(
     return [now, *sorted(others, key=lambda prediction: prediction.seconds)]
 
 
-def advice_table(predictions: list[Prediction], measured: dict[Way, Measured] | None = None) -> pd.DataFrame:
+def advice_table(predictions: list[Prediction], measured: dict[Way, Reading] | None = None) -> pd.DataFrame:
     """One row per way: seconds per token as predicted (and measured), the least possible, times faster than the first row.
     "faster" compares the measured seconds if both rows were measured, else the predicted ones, as "by" says; "factor" is the
     predicted seconds divided by the measured ones."""

@@ -3,11 +3,10 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 from kit.lab.engines.table import OURS
-from kit.lab.explaining.measured_ways import Measured, measure, measure_apart
-from kit.lab.measuring.measurements import Readings, digest_of, once
+from kit.lab.explaining.measured_ways import measure, measure_apart
+from kit.lab.measuring.measurements import Reading, Readings, digest_of, once
 from kit.lab.predicting.room import SCRATCH
 from kit.lab.predicting.ways import BLOCK_WAYS, Prediction, Way
 from kit.system import memory_available, memory_limit
@@ -23,10 +22,10 @@ def measure_engines(study) -> None:
     """Take the ways that the engines of a kit.lab.explaining.study.Study measured as measured."""
     for name, way in ENGINE_WAYS.items():
         if reading := study.engines.get(name):
-            study.measured.setdefault(way, Measured(way, reading.samples, others=reading.others))
+            study.measured.setdefault(way, reading)
 
 
-def measure_best(study, best: int = 2) -> dict[Way, Measured]:
+def measure_best(study, best: int = 2) -> dict[Way, Reading]:
     """Measure what `kit generate` does and the ``best`` fastest of the others that stay within the memory, but those that
     engines ran or the store has; again where other processes disturbed it. All that is measured."""
     measure_engines(study)
@@ -42,27 +41,12 @@ def measure_best(study, best: int = 2) -> dict[Way, Measured]:
     return study.measured
 
 
-class Known(NamedTuple):
-    """Seconds of a token, and ``how`` they are known."""
-
-    seconds: float
-    how: str
-
-    def __str__(self):
-        return f"{format_seconds(self.seconds)} ({self.how})"
-
-
-def known(measured: dict[Way, Measured]) -> Callable[[Prediction], Known]:
+def known(measured: dict[Way, Reading]) -> Callable[[Prediction], Reading | Prediction]:
     """What a page says of a prediction: what was measured of its way, else what is predicted."""
-
-    def told(each: Prediction) -> Known:
-        real = measured.get(each.way)
-        return Known(real.seconds, "measured") if real else Known(each.seconds, "predicted")
-
-    return told
+    return lambda each: measured.get(each.way, each)
 
 
-def in_store(measured: dict[Way, Measured], file, store: Readings, by: str) -> dict[Way, Measured]:
+def in_store(measured: dict[Way, Reading], file, store: Readings, by: str) -> dict[Way, Reading]:
     """The ways that a page of a run measured on an open file, each with the one value that the run shows: the engines' reading
     of a way that they ran, each in a process of its own and in turn, or another page's; else what was measured, which the run's
     ``store`` keeps for the other pages."""
@@ -70,19 +54,18 @@ def in_store(measured: dict[Way, Measured], file, store: Readings, by: str) -> d
     for way, one in measured.items():
         known = store.known(way.label, digest, busy=True)
         again = known is not None and known.by == by and way not in ENGINE_WAYS.values()
-        taken = one.samples, one.others
-        reading = once(store, way.label, digest, lambda taken=taken: taken, by, busy=True, again=again)
-        told[way] = replace(one, samples=reading.samples, others=reading.others)
+        reading = once(store, way.label, digest, lambda one=one: one, by, busy=True, again=again)
+        told[way] = replace(reading, result=one.result)
     return told
 
 
-def earlier(study) -> dict[Way, Measured]:
+def earlier(study) -> dict[Way, Reading]:
     """The ways of a study's file that another page of its run measured, from the run's store."""
     digest, taken = digest_of(study.file), {}
     for way in (each.way for each in study.predictions):
         reading = study.store.known(_label(study, way), digest, busy=True)
         if reading and reading.by != study.by:
-            taken[way] = Measured(way, reading.samples, others=reading.others)
+            taken[way] = reading
     study.busy.seen(max((each.others for each in taken.values()), default=0.0))  # what was busy then is no comparison now
     return taken
 
@@ -92,7 +75,7 @@ def left(study) -> float:
     return study.minute + sum(study.compiled) - (time.perf_counter() - study.began)
 
 
-def _measure(study, prediction: Prediction) -> Measured | str:
+def _measure(study, prediction: Prediction) -> Reading | str:
     """A way measured, or why it is not."""
     way, free = prediction.way, memory_available()
     needed, room = prediction.held + SCRATCH, free - max(1 << 30, memory_limit() // 20)  # some is the system's
@@ -112,7 +95,7 @@ def _measure(study, prediction: Prediction) -> Measured | str:
         else:
             result = measure(way, study.file, study.order, tokens)
         took = time.perf_counter() - start
-        if isinstance(result, str) or not result.disturbed or left(study) < 2 * took:
+        if isinstance(result, str) or not result.busy or left(study) < 2 * took:
             break
     return result
 
@@ -128,19 +111,18 @@ class _NotMeasured(Exception):
 
 def _take(study, prediction: Prediction) -> None:
     """Add a way to those of a study: by the store's quiet value, else measured now, or the reason why it is not."""
-    way, live = prediction.way, []
+    way = prediction.way
 
-    def measured():
+    def measured() -> Reading:
         result = _measure(study, prediction)
         if isinstance(result, str):
             raise _NotMeasured(result)
-        live.append(result)
-        return result.samples, result.others
+        return result
 
     try:
         reading = once(study.store, _label(study, way), digest_of(study.file), measured, study.by, again=study.again)
     except _NotMeasured as reason:
         study.unmeasured[way] = str(reason)
     else:
-        study.measured[way] = live[0] if live else Measured(way, reading.samples, others=reading.others)
+        study.measured[way] = reading
         study.busy.seen(reading.others)

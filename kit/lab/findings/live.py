@@ -100,7 +100,8 @@ def all_kept(lab, file, measure: Callable[[], list[float]]) -> list[float]:
 
     def measured():
         cores = 2 * BUSY * bool(lab.busy)  # the session says in words that others were there, not how many cores they used
-        return [1 / rate for rate in lab.once(KEPT_RATE, "tok/s", measure)], cores
+        rates = lab.once(KEPT_RATE, "tok/s", measure)
+        return measurements.Reading(KEPT.label, digest, tuple(1 / rate for rate in rates), others=cores)
 
     store, digest = measurements.of_run(lab.out), measurements.digest_of(file)
     reading = measurements.once(store, KEPT.label, digest, measured, lab.notebook, busy=True)

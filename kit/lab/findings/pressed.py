@@ -18,9 +18,9 @@ import torch
 
 import kit
 from kit.gguf import pagecache
-from kit.lab.explaining.measured_ways import Measured
 from kit.lab.measuring import child
 from kit.lab.measuring.kept import once_a_run
+from kit.lab.measuring.measurements import Reading
 from kit.lab.predicting.order import Decode
 from kit.lab.predicting.ways import BLOCKS, Way
 from kit.model.pinned import PinnedBlocks
@@ -41,7 +41,7 @@ class Pressed:
     ``gbps``: bytes that a token read from the disk, over its seconds, at best. ``cold``: the same of a group's first
     passes, which are not among the samples: what the map brings (0: no group)."""
 
-    measured: Measured | None
+    measured: Reading | None
     reason: str = ""
     limit: str = ""
     stayed: float = 0.0
@@ -72,7 +72,7 @@ def _judged(way: Way, told: dict) -> Pressed:
         return Pressed(None, f"this system keeps {told['stayed']:.0%} of the file's pages in memory, whatever the limit")
     first = 1 + bool(told["group"])  # passes that warm up
     logits = torch.tensor(told["logits"], dtype=torch.float32, device="cpu")
-    measured = Measured(way, tuple(told["seconds"][first:]), None, way.capacity or 0, logits)
+    measured = Reading(way.label, "", tuple(told["seconds"][first:]), row={"resident": way.capacity or 0}, result=logits)
     rates = np.divide(told["read"], told["seconds"]) / 1e9
     how, cold = ("a control group", rates[:first].max()) if told["group"] else ("read past the page cache", 0.0)
     return Pressed(measured, "", how, told["stayed"], float(rates[first:].max()), float(cold))

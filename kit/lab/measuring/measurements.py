@@ -17,9 +17,9 @@ Three other files of a run hold measured numbers, because they hold what is no r
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -48,7 +48,8 @@ _RATES = ("s", "GB/s")  # units of which no value is 0
 class Reading:
     """``way``, ``file``, ``machine``, ``settings``, ``unit``: the key. ``samples``: of a token, where the unit is "s".
     ``others``: cores that other processes used meanwhile. ``by``: the command or page that measured; ``at``: when, ISO 8601.
-    ``row``: what was measured together with it, by name."""
+    ``row``: what was measured together with it, by name. ``result``: what this process computed meanwhile, to compare ways; a
+    store does not keep it."""
 
     way: str
     file: str
@@ -60,6 +61,11 @@ class Reading:
     row: dict[str, float] = field(default_factory=dict)
     machine: str = field(default_factory=machine_id)
     at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    result: object = field(default=None, repr=False, compare=False)
+    how = "measured"  # a Prediction (predicting.ways) is "predicted"
+
+    def __str__(self):
+        return f"{format_quantity(self.median, self.unit)} ({self.how})"
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
@@ -75,6 +81,11 @@ class Reading:
     def median(self) -> float:
         """The value."""
         return float(np.median(self.samples))
+
+    @property
+    def seconds(self) -> float:
+        """The value of a way: seconds of a token."""
+        return self.median
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -138,7 +149,8 @@ class Readings:
                 size = out.seek(0, os.SEEK_END)
                 out.seek(max(0, size - 1))
                 torn = size and out.read(1) != b"\n"
-                out.write(b"\n" * bool(torn) + json.dumps(asdict(reading)).encode() + b"\n")
+                row = {name: value for name, value in vars(reading).items() if name != "result"}
+                out.write(b"\n" * bool(torn) + json.dumps(row).encode() + b"\n")
         return reading
 
     def known(self, way: str, file: str, key: str | None = None, unit: str = "s", busy: bool = False) -> Reading | None:
@@ -182,20 +194,39 @@ def _row_of_peers(row: dict) -> bool:
     return sampled and all(value is None or type(value) in (int, float) for value in numbers)
 
 
-def note(store: Readings, way: str, file: str, samples: Iterable[float], others: float, by: str, unit: str = "s") -> Reading:
+def engines(told: dict) -> dict[str, Reading]:
+    """What ran of ``peers``, in seconds per token, by engine; ``row``: its other numbers, as far as they are known."""
+    key, found = {name: told[name] for name in ("machine", "settings") if name in told}, {}
+    for name, row in told.get("engines", {}).items():
+        if (row.get("speed") or 0) > 0:  # NaN: it could not run
+            samples = tuple(1 / speed for speed in listed(row, "samples") or [row["speed"]])
+            numbers = {each: value for each, value in row.items() if sound.number(value)}
+            found[name] = Reading(
+                name, told.get("digest", ""), samples, others=row.get("others") or 0.0, by=PEERS, row=numbers, **key
+            )
+    return found
+
+
+def listed(row: dict, name: str) -> list[float]:
+    """Samples of a row of ``peers``; [] where it has none, or NaN in their place."""
+    return row[name] if isinstance(row.get(name), list) else []
+
+
+def note(store: Readings, reading: Reading) -> Reading:
     """Add what was measured, with the settings of now, to a store and to the shared one; the reading."""
-    reading = Reading(way, file, tuple(samples), unit, settings(), others, by)
+    reading = replace(reading, settings=settings())
     for each in {each.path: each for each in (store, shared())}.values():
         each.add(reading)
     return reading
 
 
-def once(store: Readings, way: str, file: str, measure, by: str, busy: bool = False, again: bool = False) -> Reading:
-    """The value that ``store`` has of a way, with the settings of now; else ``measure()``, (samples in seconds, cores that
-    others used), which is noted. ``busy``: a value that was disturbed is taken as well. ``again``: measured in any
-    case."""
+def once(
+    store: Readings, way: str, file: str, measure: Callable[[], Reading], by: str, busy: bool = False, again: bool = False
+) -> Reading:
+    """The value that ``store`` has of a way, with the settings of now; else ``measure()``, which is noted as this way's of
+    this file. ``busy``: a value that was disturbed is taken as well. ``again``: measured in any case."""
     known = None if again else store.known(way, file, busy=busy)
-    return known or note(store, way, file, *measure(), by)
+    return known or note(store, replace(measure(), way=way, file=file, by=by))
 
 
 def disagreements(rows: Iterable[Reading]) -> list[tuple[Reading, Reading]]:

@@ -15,6 +15,7 @@ from kit.gguf.formats import DTYPES
 from kit.gguf.names import key_of, layer_of
 from kit.gguf.uses import beyond, bytes_used
 from kit.lab.engines.table import rounding
+from kit.lab.measuring.measurements import Reading
 from kit.lab.predicting.expert_caches import waited
 from kit.lab.predicting.measured import Cost
 from kit.lab.predicting.order import FUSED, Kind, Order, ProgramCost, kind_of
@@ -23,7 +24,7 @@ from kit.model.slots import policy_named
 from kit.products import Multiplied, by_linear
 from kit.system import last_level_cache
 from kit.system.rows import PAGE
-from kit.units import format_bytes
+from kit.units import format_bytes, format_seconds
 
 BYTES = DTYPES | {"int8": 1}  # of a weight in the cache
 PRECISION_OF = {name: name for name in DTYPES} | {"int8": "INT8 tiles"}  # dtype -> row of PRECISIONS
@@ -113,6 +114,10 @@ class Prediction:
     held: int
     pages: int
     from_disk: float = 0.0
+    how = "predicted"  # a Reading is "measured"
+
+    def __str__(self):
+        return f"{format_seconds(self.seconds)} ({self.how})"
 
     @property
     def least(self) -> float:
@@ -251,15 +256,15 @@ def _with_disk(prediction: Prediction, order: Order, share: float, kept: float, 
     return replace(prediction, seconds=seconds, from_disk=least / disk.limit)
 
 
-def faster_than_probed(predictions: list[Prediction], measured=()) -> float:
+def faster_than_probed(predictions: list[Prediction], measured: dict[Way, Reading] | None = None) -> float:
     """The factor, 1 at least, by which memory was faster than in its probe: what a way predicts or measures shows that."""
     bounds = {each.way: each.bound for each in predictions}
     pairs = [(each.bound, each.seconds) for each in predictions]
-    pairs += [(bounds[each.way], each.seconds) for each in measured if each.way in bounds]
+    pairs += [(bounds[way], each.seconds) for way, each in (measured or {}).items() if way in bounds]
     return max([1.0, *(bound / seconds for bound, seconds in pairs if seconds)])
 
 
-def roofed(predictions: list[Prediction], measured=(), factor: float = 1.0) -> list[Prediction]:
+def roofed(predictions: list[Prediction], measured=None, factor: float = 1.0) -> list[Prediction]:
     """The predictions with bounds that nothing exceeds: at the best bandwidth that was shown, ``factor`` times the probe's or
     what these ways need."""
     factor = max(factor, faster_than_probed(predictions, measured))

@@ -4,7 +4,6 @@ Every number is one measurement: the engines' of ``peers.json``, which ran the s
 machine that was busy meanwhile gives no comparison, and the page says so.
 """
 
-import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from kit.lab.claims.records import Record
 from kit.lab.engines.table import BUSY_TOLD, COMPARED, EXACT, OURS, PEER
 from kit.lab.explaining.answer_table import LIMIT
 from kit.lab.measuring import measurements
+from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.minutes import Minutes, compared
 from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.losses import format_kl
@@ -126,11 +126,10 @@ def leads(run: Run, rows: list[Record]) -> list[Lead]:
 
 def _of_file(run: Run, rows: list[Record]) -> Lead | None:
     peers = measurements.peers(run.folder)
-    engines = peers.get("engines", {})
-    ran = {name: row for name, row in engines.items() if row.get("speed", math.nan) > 0}  # nan: it could not run
+    ran = measurements.engines(peers)
     notebook = peers.get("by") or next((name for name in MEASURED_IN if any(row.notebook == name for row in rows)), "")
     own = [row for row in rows if row.notebook in MEASURED_IN and row.status == "ok" and row.median]
-    measured = {name: samples_of(row) for name, row in ran.items()}
+    measured = {name: row.samples for name, row in ran.items()}
     if not OURS.keys() & measured.keys():  # llama.cpp is not installed: the notebook's own
         recorded = {name: next((row for row in own if row.quantity == way.quantity), None) for name, way in OURS.items()}
         measured |= {name: tuple(row.samples) for name, row in recorded.items() if row}
@@ -154,11 +153,9 @@ def _of_file(run: Run, rows: list[Record]) -> Lead | None:
 
 def in_turn(peers: dict) -> Minutes | None:
     """The limit of the minutes in which a run's engines ran (peers.json); None where the file's pages were not read then."""
-    ran = {name: row for name, row in peers.get("engines", {}).items() if isinstance(row.get("gbps"), list) and row["gbps"]}
-    seconds = {name: samples_of(row) for name, row in ran.items() if len(row["samples"]) == len(row["gbps"])}
-    if not seconds or not peers.get("bytes"):
-        return None
-    return Minutes(peers["bytes"], tuple(next(iter(ran.values()))["gbps"]), seconds)
+    rates = next(filter(None, (measurements.listed(row, "gbps") for row in peers.get("engines", {}).values())), [])
+    seconds = {name: row.samples for name, row in measurements.engines(peers).items() if len(row.samples) == len(rates)}
+    return Minutes(peers["bytes"], tuple(rates), seconds) if seconds and peers.get("bytes") else None
 
 
 def _of_mixture(run: Run, rows: list[Record]) -> Lead | None:
@@ -188,30 +185,24 @@ def generate(run: Run, options: str = "") -> str:
     return command_line(run, MEASURED_IN[0])
 
 
-def samples_of(row: dict) -> tuple[float, ...]:
-    """Seconds of a token from an engine's tokens a second."""
-    samples = row.get("samples")
-    return tuple(1 / speed for speed in (samples if isinstance(samples, list) and samples else [row["speed"]]))
-
-
-def _busy(ran: dict[str, dict], rows: list[Record]) -> str:
+def _busy(ran: dict[str, Reading], rows: list[Record]) -> str:
     """Why the ways are no comparison, by what other processes used meanwhile; "" where they left the cores."""
-    others = max((row.get("others") or 0.0 for row in ran.values()), default=0.0)
+    others = max((row.others for row in ran.values()), default=0.0)
     if others > BUSY:
         return f"{BUSY_TOLD}: other processes used {others:.1f} cores meanwhile"
     said = next((row.state["busy"] for row in rows if row.state.get("busy")), "")
     return f"{BUSY_TOLD}: {said}" if said else ""
 
 
-def _quality(ran: dict[str, dict], name: str, model: str) -> str:
+def _quality(ran: dict[str, Reading], name: str, model: str) -> str:
     """What a way loses to float32, with its error; "" of generated weights, which have nothing to lose."""
-    row = ran.get(name, {})
+    row = ran[name].row if name in ran else {}
     kl, error = (row.get(key) for key in ("kl", "kl_error"))
     if not model:
         return ""
-    if kl is None or kl != kl:
+    if kl is None:
         return "quality not measured in this run"
-    if error is None or error != error:
+    if error is None:
         return "KL to float32 without its error"
     return f"KL to float32 {format_kl(kl, error)} nats per token"
 

@@ -11,7 +11,6 @@ from kit.lab.measuring import measurements
 from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.ways import BY_QUANTS, KEPT, KEPT_RATE
-from kit.lab.report.lead import samples_of
 from kit.lab.report.run import Run
 
 _OF_WAYS = "a token, "  # the quantity of a way in records
@@ -33,10 +32,9 @@ def values(run: Run, rows: Iterable[Record]) -> Iterator[Reading]:
     if not (told := measurements.peers(run.folder)):
         return
     model, of = str(run.request.model), json.dumps([given for name, given in HERE.items() if name != "model"])
-    for name, row in told["engines"].items():
-        if row.get("speed", 0) > 0:
-            way = COMPARED[name].quantity if name in COMPARED else _OF_WAYS + name
-            yield Reading(way, model, samples_of(row), "s", of, row.get("others") or 0.0, measurements.PEERS, run.machine_id)
+    for name, row in measurements.engines(told).items():
+        way = COMPARED[name].quantity if name in COMPARED else _OF_WAYS + name
+        yield Reading(way, model, row.samples, "s", of, row.others, row.by, run.machine_id)
     latest = {row.way: row for row in measurements.of_run(run.folder) if row.file == told.get("digest") and row.unit == "s"}
     for way, row in latest.items():
         name = EXACT.quantity if way == EXACT.label else _OF_WAYS + way

@@ -4,6 +4,7 @@ from kit.cache import POLICIES, UNLIMITED
 from kit.errors import CacheError, ModelError, known
 from kit.gguf.formats import DTYPES
 from kit.lab.explaining import measured_ways
+from kit.lab.measuring.measurements import Reading
 from kit.lab.predicting import ways
 from kit.lab.predicting.order import order_of
 from kit.units import parse_bytes
@@ -36,23 +37,22 @@ def check(policy: str, capacity: str, dtype: str) -> None:
     way_of(policy, capacity, dtype, 1 << 50)
 
 
-def records(measured: measured_ways.Measured, total: int, machine) -> list[dict]:
+def records(way: ways.Way, measured: Reading, total: int, machine) -> list[dict]:
     """Three records (keyword arguments of Session.record): seconds a token with its bound, hit rate, bytes held."""
-    missed = (1 - measured.hit_rate) * total
+    missed = (1 - measured.row["hit_rate"]) * total
     bound = machine.seconds_to_read(total) + machine.seconds_to_write(missed)
     return [
         {"quantity": "seconds a token", "unit": "s", "samples": list(measured.samples), "lower": bound,
          "lower_source": "every weight read once, the missed ones written before, at this machine's measured bandwidths"},
-        {"quantity": "hit rate", "unit": "", "samples": [measured.hit_rate], "upper": 1.0, "upper_source": "all accesses"},
-        {"quantity": "bytes held", "unit": "B", "samples": [measured.resident], "upper": measured.way.capacity or total,
-         "upper_source": "the capacity" if measured.way.capacity else "all weights"},
+        {"quantity": "hit rate", "unit": "", "samples": [measured.row["hit_rate"]], "upper": 1.0,
+         "upper_source": "all accesses"},
+        {"quantity": "bytes held", "unit": "B", "samples": [measured.row["resident"]], "upper": way.capacity or total,
+         "upper_source": "the capacity" if way.capacity else "all weights"},
     ]  # fmt: skip
 
 
-def measure(
-    file, policy: str, capacity: str, dtype: str, tokens: int
-) -> tuple[measured_ways.Measured, measured_ways.Measured, int]:
-    """(this way, the lazy way over as many tokens, bytes of the working set).
+def measure(file, policy: str, capacity: str, dtype: str, tokens: int) -> tuple[ways.Way, Reading, Reading, int]:
+    """(this way, measured, the lazy way over as many tokens, bytes of the working set).
 
     CacheError for an unknown policy or capacity, ModelError for an unknown dtype.
     """
@@ -60,4 +60,4 @@ def measure(
     order = order_of(file, 1)
     total = sum(part.elements for part in ways.used_tensors(file, order).values()) * DTYPES[dtype]
     way, lazy = way_of(policy, capacity, dtype, total), ways.Way("NoCache", None, dtype)
-    return measured_ways.measure(way, file, order, tokens), measured_ways.measure(lazy, file, order, tokens), total
+    return way, *(measured_ways.measure(each, file, order, tokens) for each in (way, lazy)), total
