@@ -105,6 +105,17 @@ def test_greedy_answers_are_those_without_a_draft(folder, name, linear):
     assert got.draft.drafted >= got.draft.accepted
 
 
+@pytest.mark.parametrize("linear", ["fused", "fused-int16", "fused-int8"])
+@pytest.mark.parametrize("name", KINDS)
+def test_every_drafter_way_and_kind_of_layer_gives_the_ids_of_no_draft(folder, name, linear):
+    """A prompt that repeats, so that text that repeats drafts too; a head's ids are in test_heads.py."""
+    model, prompt = model_of(folder, name, linear, "Q8_0"), PROMPT[:5] * 3
+    right = kit.generate(model, prompt, 20, stop_at_end=False).tokens
+    for draft in ("ngram", model_files.write(folder, name, "Q4_K_M")):
+        got = kit.generate(model, prompt, 20, stop_at_end=False, draft=draft)
+        assert got.draft.drafted and (got.tokens == right or got.draft.ties), got.draft
+
+
 def test_the_end_of_a_text_ends_a_draft(folder):
     model = model_of(folder, "tiny-llama")
     right = kit.generate(model, PROMPT, 12, stop_at_end=False)
