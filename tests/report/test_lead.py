@@ -196,6 +196,8 @@ def test_other_pages_and_engines_that_did_not_run_are_no_bars(tmp_path):
     assert [bar.seconds for bar in own.bars] == [0.06, 0.03] and own.notebook == "09_your_model"
     [found] = leads_of(tmp_path, [other, way], "m", ENGINES | {"kit": {"speed": 0.0}})
     assert [bar.seconds for bar in found.bars] == [0.05, 0.04, 0.03] and found.notebook == "07_memory_frontier"
+    [slow] = leads_of(tmp_path, [way], "m", ENGINES | {"llama.cpp, mmap": {"speed": 0.5}})
+    assert slow.peer.samples == (2.0,) and slow.share(slow.peer) == 1 and slow.share(slow.best) == 0.05 / 2
 
 
 def test_what_an_engine_lost_and_took_and_who_was_busy_by_its_row():
