@@ -81,8 +81,7 @@ def test_on_a_busy_machine_what_is_no_comparison_or_takes_long_is_left_out(llama
     """`kit explain` of 135M weights took more than five minutes beside other work: prompts alone one."""
     asked = {}
     monkeypatch.setattr(study.peers, "readings", lambda *of: asked.update(share=of[-1]) or {})
-    monkeypatch.setattr(study, "quality", lambda file, names, tokens: asked.update(names=names) or pd.DataFrame())
-    monkeypatch.setattr(study, "tokens_for", lambda weights, thorough=False: 100)
+    monkeypatch.setattr(study, "quality", lambda file, names, tokens: asked.update(names=names, text=tokens) or pd.DataFrame())
     monkeypatch.setattr(study.depth, "measured", lambda file: asked.update(depth=True) or [])
     monkeypatch.setattr(beside_kit, "_LEAST", 0)
     monkeypatch.setattr(beside_kit.arithmetic, "probe", lambda: asked.update(arithmetic=True) or {})
@@ -90,7 +89,7 @@ def test_on_a_busy_machine_what_is_no_comparison_or_takes_long_is_left_out(llama
         asked.clear()
         with kit.open(llama) as file:
             made = study.Study(file, lambda: None, 1 << 30, minute=minute)
-            made.__dict__ |= {"runs": True, "machine": MACHINE, "losses": {}}
+            made.__dict__ |= {"runs": True, "machine": MACHINE}
             made.busy.others = others
             monkeypatch.setattr(study.Study, "limit_gbps", 10.0)
             assert made.gives_way == left_out
@@ -98,7 +97,20 @@ def test_on_a_busy_machine_what_is_no_comparison_or_takes_long_is_left_out(llama
             told = beside_kit.prompt(made)
         assert asked["share"] == (study._SHARE if left_out else minute)
         assert ("depth" in asked, "arithmetic" in asked, "float16" in asked["names"]) == (not left_out,) * 3
-        assert told == (None, "")
+        assert told == (None, "") and asked["text"] == (study._TEXT if left_out else 1041)
+    monkeypatch.setattr(study, "kept", lambda file, tokens: {"int8 activations": {"same": 1.0}})  # what is known is used
+    with kit.open(llama) as file:
+        assert study.Study(file, lambda: None, 1 << 30, minute=50.0, busy=Busy(1.6)).text == 1041
+
+
+@pytest.mark.parametrize("words", [
+    ["--report", "x"], ["--figure", "x.png"], ["--engine", "kit"], ["--thorough"], ["--machine", "apple-m4-16gb"], ["--all"],
+], ids=" ".join)  # fmt: skip
+def test_an_option_that_quick_does_not_follow_is_refused(llama, words):
+    """`kit explain --quick --report x` wrote nothing and said nothing of it."""
+    done = run("explain", llama, "--quick", *words)
+    assert done.exit_code == 2 and f"--quick runs and measures nothing: leave out {words[0]}" in done.output
+    assert "leave out a server" in run("explain", "http://127.0.0.1:1", "--quick").output
 
 
 @pytest.mark.parametrize(("option", "value"), [("--temperature", "-1"), ("--top-p", "2"), ("--top-k", "-3")])
@@ -107,6 +119,11 @@ def test_a_wrong_option_is_refused_before_the_file_is_opened(option, value):
     more = () if option == "--temperature" else ("--temperature", "1")
     done = run("generate", "no such file.gguf", "-p", "x", option, value, *more)
     assert done.exit_code == 2 and "cannot sample" in done.output
+
+
+def test_an_open_quotation_mark_is_one_line(llama):
+    done = run("explain", llama, "--engine", "kit '-t 2")
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1 and "quote it as for a shell" in done.stderr
 
 
 def test_a_machine_has_no_more_memory_than_it_has(llama):

@@ -103,6 +103,12 @@ def command(
     if draft:
         return click.echo(_with_draft(file, draft, as_json))
     ours = {"--served": served, "--compare": compare, "--try": trying}
+    measured = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
+    if quick:
+        others = {**measured, **ours, "--engine": engines, "--threads": threads, "--depth": depth, "--markdown": markdown}
+        others |= {"--figure": figure, "--all": everything, "--machine": machine, "a server": is_server(file)}
+        if wrong := [name for name, value in others.items() if value]:
+            raise CacheError(f"--quick runs and measures nothing: leave out {', '.join(wrong)}")
     if is_server(file):
         others = {"--memory": memory, "--room": room, "--trace": trace, "--via": via, "--machine": machine, "--report": report}
         others |= {"--engine": engines, "--threads": threads, "--depth": depth, "--figure": figure}
@@ -126,15 +132,12 @@ def command(
     if wrong := [name for name, value in ours.items() if value]:
         raise CacheError(f"{', '.join(wrong)}: give the URL of a running server in place of {file}")
     if engines or threads or depth or markdown or figure:
-        others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
-        others |= {"--machine": machine, "--memory": memory, "--all": everything}
+        others = measured | {"--machine": machine, "--memory": memory, "--all": everything}
         return click.echo(_with_engines(file, engines, threads, depth, others, markdown, figure, as_json))
     if is_remote(file):
-        others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
-        return click.echo(_on_a_server(file, others | {"--machine": machine}, given, as_json))
+        return click.echo(_on_a_server(file, measured | {"--machine": machine}, given, as_json))
     if machine:
-        others = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
-        if wrong := [name for name, value in others.items() if value]:
+        if wrong := [name for name, value in measured.items() if value]:
             raise CacheError(f"--machine runs and measures nothing: leave out {', '.join(wrong)}")
         return click.echo(_elsewhere(file, machine, given, as_json))
     accesses = read_trace(trace) if trace else None

@@ -34,7 +34,10 @@ _LOAD = {"--mlock": "mlock", "--no-mmap": "none"}
 
 def is_server(spec: str) -> bool:
     """Whether an engine's string is a llama-server that kit may start."""
-    words = shlex.split(spec)
+    try:
+        words = shlex.split(spec)
+    except ValueError:  # an open quotation mark, which kit.lab.engines.table names
+        return False
     return bool(words) and (words[0] == WHEEL or "server" in Path(words[0]).name)
 
 

@@ -52,7 +52,10 @@ def how(study: Study) -> str:
             "measures all layers."
         )
     if study.gives_way:
-        text += " Prompts, depths and rounding to float16 and bfloat16 are left out on a busy machine; `--thorough` has them."
+        text += (
+            " On a busy machine prompts, depths and rounding to float16 and bfloat16 are left out, and the text is short; "
+            "`--thorough` has them."
+        )
     if order.assumed:
         drawn = f"with popularity falling as rank^-{study.skew:g}" if study.skew else "evenly"
         text += f" Assumed from the metadata: {order.assumed}; experts are drawn {drawn}."

@@ -29,7 +29,7 @@ from kit.lab.measuring.machine import Machine
 from kit.lab.measuring.measurements import Reading, Readings, shared
 from kit.lab.measuring.minutes import Minutes
 from kit.lab.predicting import sampling
-from kit.lab.predicting.divergence import tokens_for
+from kit.lab.predicting.divergence import CONTEXT, tokens_for
 from kit.lab.predicting.measured import Cost, Kind, is_kept, measure_costs, of_pass, of_run
 from kit.lab.predicting.order import Order, draw, kind_of, order_of
 from kit.lab.predicting.quality import kept, quality
@@ -48,6 +48,7 @@ _PRECISIONS = (
 _LARGE = 6e8  # weights that are rounded again for each step of a text: seconds, not minutes, on two cores
 _MEASURED = 4e9  # bytes of float32 a token: where all layers use more, a sample of them is measured
 _SHARE = 20.0  # seconds for the engines on a busy machine, where more rounds are no comparison either
+_TEXT = CONTEXT + 256 + 1  # tokens of a text on a busy machine
 _LARGEST = 4e9  # bytes of a file whose tokens all engines run in seconds; ten times as much where it is thorough
 
 
@@ -289,12 +290,18 @@ class Study:
         return rows
 
     @cached_property
+    def text(self) -> int:
+        """Tokens of the text that shows what rounding does: fewer on a busy machine that has not measured more before. KitError
+        where the file has no tokenizer or pass of the kit."""
+        tokens = tokens_for(self.facts["parameters"], self.thorough)
+        return _TEXT if self.gives_way and tokens > _TEXT and not kept(self.file, tokens) else tokens
+
+    @cached_property
     def losses(self) -> dict[str, dict[str, float]] | str:
         """Precision or engine -> the columns of ``quality`` that were measured of this file, or why none can be."""
-        weights = self.facts["parameters"]
-        if not (tokens := tokens_for(weights, self.thorough)):
-            return f"a text through {format_count(weights)} weights takes minutes: `--thorough` takes them"
         try:
+            if not (tokens := self.text):
+                return f"a text through {format_count(self.facts['parameters'])} weights takes minutes: `--thorough` takes them"
             return kept(self.file, tokens)
         except KitError as error:  # no tokenizer or pass of the kit
             return str(error)
@@ -302,10 +309,9 @@ class Study:
     @cached_property
     def quality(self) -> pd.DataFrame | str:
         """What rounding weights or activations does to the answers (kit.lab.predicting.quality), or why that cannot be said."""
-        weights = self.facts["parameters"]
-        tokens = tokens_for(weights, self.thorough)
         if isinstance(self.losses, str):
             return self.losses
+        weights, tokens = self.facts["parameters"], self.text
         self.say(f"measuring what rounding does to the answers, on {tokens:,} tokens of text")
         try:
             table = quality(self.file, _PRECISIONS[self.thorough or (weights < _LARGE and not self.gives_way)], tokens)
