@@ -181,7 +181,7 @@ def seen(way, seconds, bound):
     ([(BLOCKS, 0.0, 1.0)], [(BLOCKS, 0.0)], 1),  # no time was taken
 ])  # fmt: skip
 def test_a_bound_is_never_slower_than_what_was_seen(told, measured, factor):
-    told, measured = [seen(*each) for each in told], [SimpleNamespace(way=way, seconds=seconds) for way, seconds in measured]
+    told, measured = [seen(*each) for each in told], {way: SimpleNamespace(seconds=seconds) for way, seconds in measured}
     assert ways.faster_than_probed(told, measured) == pytest.approx(factor)
     for given in (1.0, 2.0, 8.0):
         bounds = [each.bound for each in ways.roofed(told, measured, given)]
