@@ -280,6 +280,8 @@ def test_explain_of_an_engine(model, tmp_path, roof):
     names = [cause["name"] for cause in data["causes"]]
     assert names == ["memory", "unexplained"] and sum(cause["seconds"] for cause in data["causes"]) == pytest.approx(4.0)
     assert set(data) == documented.keys("explain --engine")
+    unknown = documented.undocumented("explain --engine", data)
+    assert not [path for path in unknown if path.partition(".")[0] in ("file", "machine", "work")]
 
 
 def test_no_limit_is_below_what_an_engine_reached(model, tmp_path, roof):
