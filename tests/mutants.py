@@ -75,6 +75,14 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.predicting.ways", "beyond = (capacity or 0) >"): "one byte is no more than a CPU's caches either",
     ("kit.lab.predicting.ways", "return SlotWaits(wait,"): "MIN's waits beside computing, of which its bytes alone are taken",
     ("kit.lab.claims.runs", "elif 2 / math.comb("): "no fraction of orders is a bound and 1e-12",
+    ("kit.lab.claims.runs", "return dict(zip(CHANGE, values"): "as many values as columns",
+    ("kit.lab.predicting.divergence", "size = math.ceil("): "steps of another size score the same positions",
+    ("kit.lab.predicting.divergence", "for start in steps(range("): "the last step begins before either end, or is empty",
+    ("kit.lab.predicting.divergence", "if skip < len(ids):"): "a part without positions",
+    (
+        "kit.lab.predicting.divergence",
+        "if most is not None and start >= first + most:",
+    ): "what is scored beyond is cut at the end",
     ("kit.lab.claims.gates", "if high > NOISE * low:"): "two bounds that differ by 2% to the last bit of a product",
     (
         "kit.cache.policies.base",

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import hf_files
 import llama_cpp
@@ -270,6 +271,7 @@ def test_the_estimator_scores_each_position_once_whatever_its_steps(tokens, most
 
 @pytest.mark.parametrize(("kl", "error", "said"), [
     (0.0017, 0.0001, "0.0017 ± 0.0001"), (0.10, 0.10, "less than 0.3"), (0.061, 0.06, "less than 0.2"), (0.0, 0.0, "0"),
+    (0.1, 0.05, "0.1 ± 0.05"), (0.1, 0.051, "less than 0.2"),
     (0.38, math.nan, "not known"), (math.nan, math.nan, "not measured"), (4e-11, 1e-12, "4e-11 ± 1e-12"),
     (0.00136, 6e-5, "0.0014 ± 0.00006"),
 ])  # fmt: skip
@@ -282,6 +284,12 @@ def test_a_model_of_2e9_weights_has_all_positions_and_a_very_large_one_none_but_
     assert [scored(weights) for weights in (1e8, 1.5e9, 2e9)] == [1024] * 3
     assert 200 < scored(8e9) < 300 and divergence.tokens_for(70e9) == 0 and scored(70e9, True) == 1024
     assert scored(2.05e12 / 128) == 128 and divergence.tokens_for(2.05e12 / 127) == 0
+
+
+def test_a_window_begins_as_the_file_begins_a_text_and_fits_the_context(monkeypatch):
+    monkeypatch.setattr(perplexity, "encode", lambda tokenizer, text, count: [*range(count)])
+    assert divergence.window_of(SimpleNamespace(bos=7), 10, 4) == [7, 0, 1, 2]
+    assert divergence.window_of(SimpleNamespace(bos=None), 3, 9) == [0, 1, 2]
 
 
 def test_quality_is_measured_once(path, cached, monkeypatch):
