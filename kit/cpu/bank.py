@@ -7,14 +7,14 @@ import torch
 from numba import types
 
 from kit.cpu.elementwise import as_bits, sigmoid
+from kit.cpu.shapes import LARGEST
 from kit.cpu.simd.memory import load, put, some, stack, store
 from kit.cpu.simd.sums import fma, reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, inner, select
 from kit.cpu.tasks import Static, Step, task
 
 f32, u32 = types.float32, types.uint32
-MOST = 64  # streams of a residual
-_stack = stack(4 * MOST)
+_stack = stack(4 * LARGEST)  # a share of each stream of a residual
 
 
 def mix_step(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, used: int, eps: float) -> Step:

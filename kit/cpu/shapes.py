@@ -4,7 +4,7 @@
 from typing import NamedTuple
 
 BLOCK = 32  # values of a block
-LARGEST = 256  # values of a head of a delta net, and its keys
+LARGEST = 256  # values of a head of a delta net, its keys, and streams of a residual
 
 
 def state_shape(heads: int, keys: int, values: int) -> tuple[int, int, int, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kit.cpu.bank import MOST
+from kit.cpu.shapes import LARGEST
 from kit.model.layers.hyper import ResidualStreams
 from kit.model.layers.kind import Tensor, weight_name
 
@@ -23,8 +23,8 @@ class Bank(ResidualStreams):
     def of(cls, facts, layer: int) -> "Bank":
         every = facts.keys.count("attn_res.block_size")
         begins = [number % every == 0 for number in facts.numbers]
-        if sum(begins) >= MOST:
-            facts.keys.fail("attn_res.block_size", f"so large that there are less than {MOST} blocks", f"is {every}")
+        if sum(begins) >= LARGEST:
+            facts.keys.fail("attn_res.block_size", f"so large that there are less than {LARGEST} blocks", f"is {every}")
         return cls(facts.hidden_size, 1 + sum(begins), sum(begins[:layer]), begins[layer])
 
     def model_tensors(self) -> Iterator[Tensor]:
