@@ -107,7 +107,7 @@ CASES = {  # a notebook joins by its row
             "The next token takes T from kept float32, T from the blocks.": "every time is a T",
             "No: reading float32 takes that machine at least T.": "every time is a T",
             "device = cpu: not measured; `kit reproduce --device cuda` adds the upload of the blocks, a second request and a "
-            "token by a CUDA graph, with their bounds": "no GPU in either run",
+            "token by a CUDA graph, with their limits": "no GPU in either run",
         },
     ),
     "04_attention": Case(
@@ -168,7 +168,7 @@ CASES = {  # a notebook joins by its row
         },
         empty={"log": lambda log: log.iloc[:0]},
         until="histogram",
-        warns=" times as fast as its bound allows",
+        warns=" times as fast as its limit allows",
     ),
     "08_claims": Case(
         number={"wanted": "no record"},
@@ -337,7 +337,7 @@ CASES = {  # a notebook joins by its row
                 taken, seconds={way: np.multiply(each, 7 if "miss" in way else 1) for way, each in taken.seconds.items()}
             ),
         },
-        warns=" times as fast as its bound allows",
+        warns=" times as fast as its limit allows",
         steady={
             "device = cpu: not measured; `kit reproduce --device cuda` adds the policies over blocks in device memory, pinned "
             "host memory behind it, with prefetch": "no GPU in either run",
