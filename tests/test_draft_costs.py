@@ -1,6 +1,7 @@
 """Whether a draft pays: the prediction, the bytes of an MTP head, and kit explain --draft."""
 
 import json
+from pathlib import Path
 
 import documented
 import model_files
@@ -112,6 +113,15 @@ def test_a_model_without_a_draft_leaves_page_12_its_own_pair(tmp_path):
     assert page.pair_of(own) == page.pair_of(lab)
     with pytest.raises(ModelError, match=r"small\.gguf drafts for no model"):
         page.pair_of(lab, "small.gguf")
+
+
+def test_page_12_says_whose_pair_it_is(tmp_path, tiny_file):
+    """It said "Your model has no draft here" of a run whose model is the pair's own."""
+    name = str(tiny_file.path)
+    lab = kit.Session("12_drafts", "smoke", name, out=str(tmp_path))
+    assert page.without_draft(lab, "", lab.path()) == page.without_draft(lab, name, Path("other.gguf")) == ""
+    assert "give one by `-p draft=FILE`" in page.without_draft(lab, "", Path("other.gguf"))
+    assert page.without_draft(kit.Session("12_drafts", "smoke", out=str(tmp_path)), "", Path("other.gguf")) == ""
 
 
 def test_break_even_and_the_best_draft():

@@ -45,6 +45,13 @@ def pair_of(lab, draft: str = "") -> tuple[Path, str, bool]:
     return sides[0], str(sides[1]), False
 
 
+def without_draft(lab, draft: str, path: Path) -> str:
+    """What the page says where it answers for a pair (of ``path``) that is not the user's model."""
+    if draft or not lab.model or lab.path() == path:
+        return ""
+    return " Your model has no draft here: give one by `-p draft=FILE`, of the same vocabulary."
+
+
 def hybrid_of(lab) -> Path:
     """A generated model most of whose layers have states."""
     name, layers = _HYBRID[lab.profile.name]
