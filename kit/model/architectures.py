@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from kit.gguf.keys import SPARSEMIXER
-
 
 @dataclass(frozen=True)
 class Architecture:
@@ -47,9 +45,9 @@ class Architecture:
     last_norm: str = "output_norm"
     shared_always: bool = False  # a mixture: there is an expert of all tokens, as large as another
     shared_gated: bool = False  # a mixture: what the expert of all tokens gives is multiplied by a sigmoid
-    gating: int = (
-        1  # how shares come from a router's scores, if the file does not say: softmax (1), sigmoid (2), or sqrt(softplus) (4)
-    )
+    # how shares come from a router's scores, if the file does not say: softmax (1), sigmoid (2), sqrt(softplus) (4), or
+    # kit.gguf.keys.SPARSEMIXER (-1); this module imports nothing of NumPy, for `kit --help`
+    gating: int = 1
     normed: bool = True  # the shares of the chosen experts sum to 1; False: if the file says so
     gating_said: bool = False  # files may say ``gating``
     shares_said: bool = False  # files may say whether shares sum to 1, and a factor of them
@@ -210,7 +208,7 @@ ARCHITECTURES = {
     "nemotron": Architecture("neox", layer_norm="weighted", gated=False, activation="squared_relu"),
     "phi3": Architecture("neox", fused=("attn", "ffn"), long=True),
     "phimoe": Architecture(  # Phi-3.5-MoE alone has LongRoPE, and a scale that files do not have
-        "neox", layer_norm="rms", gating=SPARSEMIXER, normed=False, long=True, long_scale=1.243163121016122
+        "neox", layer_norm="rms", gating=-1, normed=False, long=True, long_scale=1.243163121016122
     ),
     "smollm3": Architecture(no_rope_every=4),
     "olmo2": Architecture(
