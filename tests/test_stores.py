@@ -17,7 +17,7 @@ from kit.gguf.sources import absolute, resolve
 from kit.gguf.trained import TRAINED
 from kit.lab import labels
 from kit.lab.commands.cli import main
-from kit.lab.predicting import listed
+from kit.lab.explaining import quick
 from kit.lab.predicting.beforehand import Reads
 from kit.lab.synthetic.write import synthesize
 
@@ -117,7 +117,7 @@ def test_a_file_of_such_a_name_comes_first(home):
 
 
 def test_kit_models_lists_each_with_its_fault(home, monkeypatch):
-    monkeypatch.setattr(listed, "reads", lambda: Reads(20.0, "now"))
+    monkeypatch.setattr(quick, "reads", lambda: Reads(20.0, "now"))
     start = time.process_time()
     ran = CliRunner().invoke(main, ["models", "--json"])
     seconds = time.process_time() - start
