@@ -208,9 +208,25 @@ def test_a_crossing_is_measured_on_one_piece_of_memory_after_another(monkeypatch
     read = {}
     place = lambda name: lambda piece: read.setdefault(name, []).append((piece.ctypes.data, piece.nbytes))  # noqa: E731
     monkeypatch.setattr(crossings, "_call", lambda _, accuracy, name, *rest: place(name))
+    monkeypatch.setattr(crossings, "_PLACES", 1)
     assert set(crossings.measured(FORMATS["Q4_K"], "float32", 4)) == set(read) >= {"rows"}
     for pieces in read.values():
         assert {after - at for (at, _), (after, _) in itertools.pairwise(pieces)} == {pieces[0][1]}
+
+
+def test_a_place_of_memory_that_slows_one_kernel_decides_nothing(monkeypatch):
+    """Tiles of Q6_K took 58 us in one place and 31 in the next, rows 38 in both: four tokens of a model took 76 ms, not 43."""
+    now, calls = [0.0], []
+    spent = {"rows": [38.0] * 5, "tiles": [58.0, 31.0, 58.0, 62.0, 58.0]}
+
+    def call(_, accuracy, name, *rest):
+        seconds = spent[name][sum(name == other for other in calls)]
+        calls.append(name)
+        return lambda piece: now.__setitem__(0, now[0] + seconds)
+
+    monkeypatch.setattr(crossings, "_call", call)
+    monkeypatch.setattr(crossings, "_clock", lambda: lambda: now[0])
+    assert crossings.measured(FORMATS["Q6_K"], "float32", 5) == {"rows": 38.0, "tiles": 31.0}
 
 
 @pytest.mark.parametrize("accuracy", ["float32", "int8"])
