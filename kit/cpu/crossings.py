@@ -139,7 +139,7 @@ def kernel(format: Format, activations: str, name: str, tokens: int):
         return gemm.kernel(format, tier())
     by = gemm_codes.multiplier(tokens)
     wide = gemm_codes.wide(tokens, by)
-    alone = "alone" if wide == tokens and gemm_codes.unpacks_at_once(format, by) else ""
+    alone = "alone" if gemm_codes.unpacks_at_once(format, by, tokens) else ""
     return gemm_codes.kernel(format, tier(), by, activations, str(wide), alone)
 
 

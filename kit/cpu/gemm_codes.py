@@ -66,12 +66,13 @@ def wide(tokens: int, multiplier: str) -> int:
     most = TILES[multiplier][0]
     if tokens > 3 * most:
         return most
-    return min((n for n in WIDE if n <= min(most, tokens)), key=lambda n: -(-tokens // n) * (n + 1))  # one for each tile
+    return min((n for n in WIDE if n <= min(most, tokens)), key=lambda n: -(-tokens // n) * (n + 3))  # what a tile takes alone
 
 
-def unpacks_at_once(format: Format, multiplier: str) -> bool:
-    """Whether a single tile's codes are unpacked between their products."""
-    return multiplier != "amx" and words_of(format) is not None
+def unpacks_at_once(format: Format, multiplier: str, tokens: int) -> bool:
+    """Whether each of a few tiles unpacks codes between its products. One that unpacks for all takes longer until there are
+    many: a Zen 5 took 112 ms for eight tokens of a 1.5B, and takes 77; for eighteen 183 and 157."""
+    return multiplier != "amx" and words_of(format) is not None and tokens <= 3 * wide(tokens, multiplier)
 
 
 def group_of(format: Format) -> int:
@@ -210,14 +211,15 @@ def _at_once(format: Format, multiplier: str, tokens: int, sixteens: int, digits
 
 @task
 def kernel(format: Static, tier: Static, multiplier: Static, activations: Static, wide: Static, alone: Static):
-    """The task described in kit.cpu.linear, for at least ``wide`` tokens, or for so many if ``alone`` ("" or "alone"); ``x``
-    is the address of the activations' records."""
+    """The task described in kit.cpu.linear, for at least ``wide`` tokens; of few tiles each unpacks codes ``alone`` ("" or
+    "alone"). ``x`` is the address of the activations' records."""
     digits, wide = DIGITS[activations.value], int(wide.value)
     size = record_bytes(digits)
     amx, (_, high), group = multiplier.value == "amx", TILES[multiplier.value], group_of(format.value)
     add_superblock = _by_tiles(format.value) if amx else _by_dots(format.value, multiplier.value, wide, high, digits)
     less = Static(lowered(format.value, _signed(format.value, multiplier.value, digits)))
     alone = bool(alone.value)
+    step = wide if alone else _TOKENS
     add_one = _at_once(format.value, multiplier.value, wide, high, digits) if alone else None
 
     def tiles(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
@@ -228,9 +230,9 @@ def kernel(format: Static, tier: Static, multiplier: Static, activations: Static
             configure(group, scratch)
         for row in range(first, until, ROWS):
             height = min(ROWS, until - row)
-            for token in range(0, tokens, _TOKENS):
+            for token in range(0, tokens, step):
                 start = min(token, tokens - wide)
-                some = min(_TOKENS, tokens - start)
+                some = min(step, tokens - start)
                 count, last = (some + wide - 1) // wide, some - wide
                 for i in range(ROWS // 16 * count * wide):
                     store(totals + 64 * i, broadcast(f32x16, 0))
