@@ -135,7 +135,7 @@ def test_the_notebook_reads_the_book(tmp_path, invented_machine):
     assert [text for _, text in ran["warned"]] == [
         "hits: -5 hits, and a sample is below zero", "a layer: 100 s is above its limit of 10.0 s (b)"
     ]  # fmt: skip
-    assert ran.titles["picture"] == [f"1 of 2 figures are outside what is possible; {len(claims.load()) - 2} claims have none"]
+    assert ran.titles["picture"] == [f"1 of 2 figures are outside what can be; {len(claims.load()) - 2} claims have none"]
     counts = {row.quantity: row.median for row in records.read([tmp_path / "08_claims.jsonl"])}
     assert counts["claims: impossible"] == 2 and sum(counts.values()) == len(claims.load())
 
