@@ -149,6 +149,17 @@ def test_a_resume_repeats_only_what_failed_or_changed(notebooks, tmp_path):
     assert [(out / f"{name}.count").read_text() for name in ("good", "flaky")] == ["xx", "xx"]
 
 
+def test_a_resume_runs_what_is_missing(notebooks, ran, tmp_path):
+    """A page whose files were removed, to measure it again, was drawn empty."""
+    for name in ("01_own", "02_other"):
+        notebooks.add(name, "1")
+    out = known_machine(tmp_path / "out")
+    assert reproduce(notebooks.path, out, "--profile", "smoke").exit_code == 0
+    (out / "02_other.ipynb").unlink()
+    ran.clear()
+    assert reproduce(notebooks.path, out, "--resume").exit_code == 0 and ran == ["02_other"]
+
+
 @pytest.fixture
 def ran(monkeypatch) -> list[str]:
     """The notebooks that ``kit reproduce`` ran, which takes no time: each is copied."""

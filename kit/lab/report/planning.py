@@ -83,9 +83,10 @@ def _stamp(model: str) -> list[tuple]:
 
 
 def pending(run: Run, jobs: list[Job]) -> list[Job]:
-    """Those of the jobs that have not ended well, or of which something changed since, and those that show what one of them
-    measures (READS)."""
-    ended = {name: row.digest for name, row in run.notebooks.items() if row.status == "ok"}
+    """Those of the jobs that have not ended well, whose notebook is no longer there, or of which something changed since, and
+    those that show what one of them measures (READS)."""
+    well = {name: row for name, row in run.notebooks.items() if row.status == "ok"}
+    ended = {name: row.digest for name, row in well.items() if (run.folder / f"{name}.ipynb").exists()}
     return _with_readers({job.name for job in jobs if ended.get(job.name) != job.digest} | run.outdated, jobs)
 
 
@@ -104,8 +105,7 @@ def reuse(run: Run, jobs: list[Job]) -> None:
         left = {job.name for job in pending(earlier, jobs)}
         run.busy_before = sorted(name for name in earlier.notebooks if name not in left and earlier.was_busy(name))
         left = {job.name for job in _with_readers(left | {*run.busy_before}, jobs)}
-        whole = {job.name for job in jobs if (earlier.folder / f"{job.name}.ipynb").exists()}
-        if kept := sorted(whole - left):
+        if kept := sorted({job.name for job in jobs} - left):
             files = [path for name in kept for kind in KEPT for path in earlier.folder.glob(f"{name}.{kind}")]
             for path in (*files, *filter(Path.exists, (earlier.folder / name for name in OF_RUN))):
                 shutil.copy2(path, run.folder / path.name)
