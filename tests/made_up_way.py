@@ -16,6 +16,7 @@ from click.testing import CliRunner  # noqa: E402
 from invented import MACHINE  # noqa: E402
 
 import kit  # noqa: E402
+from kit.cpu import crossings  # noqa: E402
 from kit.hf import stored  # noqa: E402
 from kit.lab.commands import cli  # noqa: E402
 from kit.lab.engines.processes import ENGINES  # noqa: E402
@@ -33,6 +34,7 @@ def main(path: str) -> dict:
     told["generated"] = [
         json.loads(CliRunner().invoke(cli.main, [*asked, f"fused-{kind}"]).stdout) for kind in ("int12", "int16")
     ]
+    crossings.fastest = lambda *_: crossings.ROWS  # kernels sum in another order, and which is faster may be by a hair
     with kit.open(path) as file:
         logits = [kit.Transformer(kit.Weights(file), linear=f"fused-{kind}").logits([1, 2, 3]) for kind in ("int12", "int16")]
         told["same"] = bool((logits[0] == logits[1]).all())

@@ -27,8 +27,8 @@ ROWS, FEW, TILES, FLOATS = "rows", "few", "tiles", "floats"  # kit.cpu.gemv_code
 _ALIKE = "alike"
 _FEW = 16  # tokens, each number of which is measured; then the numbers up to these by the last of them
 _MORE = (32, 64)
-_HEIGHT, _SHARE, _WIDTH = 256, 64, 6 * SUPERBLOCK  # of the matrices that are multiplied
-_ROUNDS, _PLACES = 7, 5  # how many, and in how many places of memory
+_HEIGHT, _SHARE, _WIDTH = 128, 64, 6 * SUPERBLOCK  # of the matrices that are multiplied
+_ROUNDS, _PLACES = 5, 5  # how many, and in how many places of memory: up to 15 MB for two kernels
 
 
 def fastest(format: Format, activations: str, tokens: int, recorded: bool = False, alike: bool = False) -> str:
