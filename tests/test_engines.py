@@ -4,6 +4,7 @@ import json
 import re
 import stat
 import sys
+from types import SimpleNamespace
 
 import documented
 import pytest
@@ -16,10 +17,11 @@ from kit.lab.commands.cli import main
 from kit.lab.engines import bounds_of, turns
 from kit.lab.engines.base import Cpu, EngineFacts, Pass
 from kit.lab.engines.started import Started
-from kit.lab.engines.table import kinds, opened
-from kit.lab.explaining import answer, beside_kit, pasted, roofline
+from kit.lab.engines.table import COMPARED, kinds, opened
+from kit.lab.explaining import answer, beside_kit, pasted, peers, roofline, together
 from kit.lab.explaining.study import Study
-from kit.lab.measuring import arithmetic, machine, minutes, state
+from kit.lab.measuring import arithmetic, machine, measurements, minutes, state
+from kit.lab.measuring.measurements import Reading
 from kit.lab.report import gallery
 from kit.lab.synthetic.write import synthesize
 from kit.system.cores import Cores
@@ -400,10 +402,10 @@ def test_the_roofline_has_a_decode_and_a_prompt_of_each_engine(model, tmp_path, 
     data = json.loads(explained(model, "--engine", f"{text} -t 1", "--engine", f"{text} -t 2", "--figure", out, "--json"))
     assert out.read_text().lstrip().startswith("<?xml")
     rows = roofline.points(data)
-    assert [row["test"] for row in rows] == ["tg64", "pp512"] * 2 and rows[0]["intensity"] < rows[1]["intensity"]
+    assert [row.test for row in rows] == ["tg64", "pp512"] * 2 and rows[0].intensity < rows[1].intensity
     ceiling = max(data["machine"]["rates"].values())
-    assert all(row["rate"] <= max(ceiling, data["machine"]["bandwidth"] * row["intensity"]) * 1.01 for row in rows[:1])
-    assert rows[0]["rate"] == pytest.approx(data["work"]["token_operations"] / data["decode"]["seconds"])
+    assert rows[0].rate <= max(ceiling, data["machine"]["bandwidth"] * rows[0].intensity) * 1.01
+    assert rows[0].rate == pytest.approx(data["work"]["token_operations"] / data["decode"]["seconds"])
     assert roofline.share(data, "decode") == pytest.approx(data["mbu"])
     fastest = max(each["operations_per_second"] for each in data["prompt_bounds"].values())
     least = min(each["seconds"] for each in data["prompt_bounds"].values())
@@ -483,34 +485,97 @@ def study(model, tmp_path, monkeypatch, quiet):
     """A study of a tiny file, whose prompts count, with engines that need what the test says."""
     monkeypatch.setenv("KIT_MEASURED", str(tmp_path))
     monkeypatch.setattr(beside_kit, "_LEAST", 0)
-    rates = {"float32": arithmetic.Rate((1e6, 8e5), "one"), "int8": arithmetic.Rate((4e6,), "two")}
+    rates = {kind: arithmetic.Rate((rate, 8e5), kind) for kind, rate in (("float32", 1e6), ("int16", 2e6), ("int8", 4e6))}
     monkeypatch.setattr(arithmetic, "probe", lambda: dict(rates))
-    monkeypatch.setattr(
-        beside_kit, "opened", lambda name, path: Metronome(name, {"kit": [2.0] * 9, "llama.cpp": [0.5] * 9}[name])
-    )
     with kit.open(model) as file:
         made = Study(file, machine.probe, 1 << 30)
         made.__dict__ |= {"runs": True}
         yield made
 
 
+class Reader:
+    """An engine of peers.compare that takes so many ``seconds`` for each token of a prompt; ``asked``: how many each time."""
+
+    process = None
+
+    def __init__(self, seconds):
+        self.seconds, self.asked = seconds, []
+
+    def ask(self, begin):
+        self.asked.append(len(begin))
+        return self.seconds * len(begin), []
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """together.passes of engines that take so many seconds for a token, with the cores of others that each round had."""
+
+    def ask(speeds, others=0.0):
+        monkeypatch.setattr(state, "watched", lambda work, with_=(): (work(), others, others > state.BUSY))
+        running = {name: Reader(seconds) for name, seconds in speeds.items()}
+        return together.passes(running, [1, 5, 9], (4, 512)), [engine.asked for engine in running.values()]
+
+    return ask
+
+
+def test_tokens_together_are_timed_in_turn(passed):
+    found, asked = passed({"kit": 1e-3, peers.PEER: 2e-3})
+    assert found == {"kit": {4: [1e-3] * 3, 512: [1e-3] * 3}, peers.PEER: {4: [2e-3] * 3, 512: [2e-3] * 3}}
+    assert asked == [[4] * 4 + [96] + [512] * 3] * 2  # the first of each compiles
+
+
+def test_a_long_prompt_is_timed_once_and_one_that_takes_minutes_is_not(passed):
+    found, asked = passed({"kit": 0.03, peers.PEER: 0.1})
+    assert found["kit"] == {4: [0.03] * 3, 512: [0.03]} and found[peers.PEER] == {4: [0.1] * 3}
+    assert asked == [[4] * 4 + [96, 512], [4] * 4]
+
+
+def test_tokens_together_on_a_busy_machine_are_none(passed):
+    assert passed({"kit": 1e-3}, others=1.0)[0] == {"kit": {}}
+
+
+def test_a_context_that_is_short_has_no_prompt():
+    said = {"general.architecture": "x"}
+    for context, counts in ((3, ()), (511, (4,)), (512, (4, 512))):
+        assert together.lengths(SimpleNamespace(metadata=said | {"x.context_length": context})) == counts
+
+
 def test_prompts_are_held_against_arithmetic(study, monkeypatch):
     monkeypatch.setattr(Study, "read_gbps", 1e-3)
-    monkeypatch.setattr(beside_kit, "_SECONDS", 1e9)
+    digest = measurements.digest_of(study.file)
+    rows = {name: {"together": {"512": [seconds]}} for name, seconds in zip(COMPARED, (2.0, 1.5, 1.0, 0.5), strict=True)}
+    together.note(rows, digest, "explain", study.store)
     data, text = beside_kit.prompt(study)
     work = bounds_of.work_of(study.file, 512)
-    assert data["bounds"]["float32"]["seconds"] == pytest.approx(
-        max(work.prompt_operations / 1e6, work.prompt_bytes / 1e6) / 512
-    )
-    assert data["engines"]["kit"]["seconds"] == pytest.approx(2.0)
-    assert data["engines"]["llama.cpp"]["seconds"] == pytest.approx(0.5)
-    share = data["bounds"]["int8"]["seconds"] / 0.5
-    assert f"{share:.0%}" in text
-    monkeypatch.setattr(beside_kit, "opened", lambda *_: pytest.fail("measured again"))  # the store has it now
-    monkeypatch.setattr(arithmetic, "probe", lambda: pytest.fail("measured again"))
-    assert beside_kit.prompt(study)[0]["engines"] == data["engines"]
-    monkeypatch.setattr(beside_kit, "_SECONDS", 0.0)
-    assert beside_kit.prompt(study)[0]["engines"] == {}  # a prompt that would take minutes
+    for kind, rate in (("float32", 1e6), ("int16", 2e6), ("int8", 4e6)):
+        least = max(work.prompt_operations / rate, work.prompt_bytes / 1e6) / 512
+        assert data["bounds"][kind]["seconds"] == pytest.approx(least)
+    assert {name: row["seconds"] for name, row in data["engines"].items()} == {
+        "exact": 2,
+        "int16": 1.5,
+        "int8": 1,
+        "llama.cpp": 0.5,
+    }
+    shares = [data["bounds"][kind]["seconds"] / row["seconds"] for kind, row in zip(
+        ("float32", "int16", "int8", "int8"), data["engines"].values(), strict=True)]  # fmt: skip
+    told = " ".join(text.split())
+    assert all(f"({share:.0%} of its limit)" in told for share in shares)
+    monkeypatch.setattr(arithmetic, "probe", lambda: pytest.fail("measured again"))  # the store has it now
+    assert beside_kit.prompt(study)[0] == data
+
+
+def test_one_token_a_few_and_a_prompt_are_points_below_their_roof(study):
+    digest, rates = measurements.digest_of(study.file), {"float32": 1e6, "int16": 2e6, "int8": 4e6}
+    for name, row in COMPARED.items():
+        measurements.note(study.store, Reading(row.label, digest, (4.0,)))
+        together.note({name: {"together": {4: [2.0], 512: [1.0]}}}, digest, "explain", study.store)
+    points = together.points(study.file, study.store)
+    assert [point.test for point in points] == ["1 token", "4 tokens together", "512 tokens together"] * len(COMPARED)
+    assert points[0].rate == pytest.approx(bounds_of.work_of(study.file, 1).token_operations / 4)
+    few = bounds_of.work_of(study.file, 4)
+    assert points[1].rate == pytest.approx(few.prompt_operations / 8) and points[0].intensity < points[1].intensity
+    for name, kind in (("kit, exact", "float32"), ("kit, int16", "int16"), ("llama.cpp, the file mapped", "int8")):
+        assert together.share(points, name, rates, 1e9) == pytest.approx(points[2].rate / rates[kind])
 
 
 def test_flags_of_llama_cpp_are_those_of_this_machine(study, monkeypatch):

@@ -12,7 +12,7 @@ from invented import MACHINE
 
 import kit
 from kit.lab.commands import cli
-from kit.lab.explaining import beside_kit, quick, study
+from kit.lab.explaining import beside_kit, quick, study, together
 from kit.lab.measuring.busy import Busy
 from kit.lab.report import ahead
 
@@ -80,11 +80,11 @@ def test_explain_begins_with_file_fit_and_limit_before_it_compiles(llama, monkey
 def test_on_a_busy_machine_what_is_no_comparison_or_takes_long_is_left_out(llama, monkeypatch):
     """`kit explain` of 135M weights took more than five minutes beside other work: prompts alone one."""
     asked = {}
-    monkeypatch.setattr(study.peers, "readings", lambda *of: asked.update(share=of[-1]) or {})
+    monkeypatch.setattr(study.peers, "readings", lambda *of: asked.update(share=of[-2], prompts=of[-1]) or {})
     monkeypatch.setattr(study, "quality", lambda file, names, tokens: asked.update(names=names, text=tokens) or pd.DataFrame())
     monkeypatch.setattr(study.depth, "measured", lambda file: asked.update(depth=True) or [])
     monkeypatch.setattr(beside_kit, "_LEAST", 0)
-    monkeypatch.setattr(beside_kit.arithmetic, "probe", lambda: asked.update(arithmetic=True) or {})
+    monkeypatch.setattr(together.arithmetic, "probe", lambda: asked.update(arithmetic=True) or {})
     for others, minute, left_out in ((1.6, 50.0, True), (1.6, float("inf"), False), (0.0, 50.0, False)):
         asked.clear()
         with kit.open(llama) as file:
@@ -96,7 +96,7 @@ def test_on_a_busy_machine_what_is_no_comparison_or_takes_long_is_left_out(llama
             _ = made.engines, made.quality, made.depths()
             told = beside_kit.prompt(made)
         assert asked["share"] == (study._SHARE if left_out else minute)
-        assert ("depth" in asked, "arithmetic" in asked, "float16" in asked["names"]) == (not left_out,) * 3
+        assert ("depth" in asked, "arithmetic" in asked, "float16" in asked["names"], asked["prompts"]) == (not left_out,) * 4
         assert told == (None, "") and asked["text"] == (study._TEXT if left_out else 1041)
     monkeypatch.setattr(study, "kept", lambda file, tokens: {"int8 activations": {"same": 1.0}})  # what is known is used
     with kit.open(llama) as file:

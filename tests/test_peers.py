@@ -181,7 +181,7 @@ def test_a_burner_beside_kit_explain_leaves_llama_cpp_out(path, tmp_path, monkey
     """Its threads would spin and starve: it is not run, what the kit's ways took is marked, and the answer says so."""
     asked = []
 
-    def compared(path, text, engines, share):
+    def compared(path, text, engines, share, **_):
         asked[:] = engines
         others = state.watched(lambda: burn(0.3))[1]
         return pd.DataFrame({"samples": [[20.0, 21.0, 22.0]] * len(engines), "others": others}, engines)

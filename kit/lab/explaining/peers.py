@@ -18,6 +18,7 @@ from kit.errors import KitError, KitWarning
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.engines.processes import ENGINES, Process
 from kit.lab.engines.table import BUSY_TOLD, COMPARED, EXACT, OURS, PEER, ROUNDED
+from kit.lab.explaining import together
 from kit.lab.measuring import measurements, minutes, state
 from kit.lab.measuring.conditions import build
 from kit.lab.measuring.kept import once_a_run
@@ -34,7 +35,7 @@ from kit.system.files import write_whole
 from kit.units import format_bytes, format_rate, format_seconds
 
 _COLUMNS = (
-    "imports|load|first|prefill|speed|samples|gbps|others|resident|beyond imports|mapped|agree|kl|kl_error|same|reason"
+    "imports|load|first|prefill|speed|samples|gbps|others|resident|beyond imports|mapped|agree|kl|kl_error|same|together|reason"
 ).split("|")
 _PROMPT = "A large language model that runs on a small computer answers slowly, because"
 _READ = 4e11  # bytes that all tokens of a run's comparison read, give or take: seconds, not minutes
@@ -54,7 +55,7 @@ def installed() -> list[str]:
 
 @once_a_run
 def compare(
-    path: Path, engines, prompt, tokens=32, rounds=5, progress=False, text=0, environment=None, share=math.inf
+    path: Path, engines, prompt, tokens=32, rounds=5, progress=False, text=0, environment=None, share=math.inf, also=()
 ) -> pd.DataFrame:
     """One row an engine (names of ENGINES): the same greedy tokens from the same file, ``rounds`` times in turn; a round that
     other processes disturbed is taken again, as many times at most.
@@ -66,10 +67,11 @@ def compare(
     than state.BUSY is not compared. gbps: how fast the file's pages were read in the same rounds (measuring.minutes), [] where
     that is not known. resident: bytes of the process at the end; mapped: those of them that are the file's;
     beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. kl, kl_error, same:
-    of predicting.quality, by ``text`` tokens (0: none). reason: why the rest of the row is empty. ``environment``: as in
+    of predicting.quality, by ``text`` tokens (0: none). together: number of tokens -> seconds per token of each pass over so
+    many (explaining.together), for each of ``also``. reason: why the rest of the row is empty. ``environment``: as in
     Process. ``share``: seconds after which no further engine starts but the first, and no further round but the third.
     """
-    context, running, rows, stack = len(prompt) + tokens, {}, {}, ExitStack()
+    context, running, rows, stack = max((len(prompt) + tokens, *also)), {}, {}, ExitStack()
     ends, hidden = time.monotonic() + share, None if progress else True
     try:
         for name in steps(engines, "engines", progress, "engine"):
@@ -116,6 +118,9 @@ def compare(
             row |= {"resident": resident, "mapped": engine.mapped(path), "beyond imports": resident - engine.base}
             row["agree"] = int(np.equal(said[name], next(iter(said.values()))).cumprod().sum())
             row["others"] = max(others for others, _ in taken)
+        if also and running:
+            for name, seconds in together.passes(running, prompt, also).items():
+                rows[name]["together"] = seconds
     finally:
         stack.close()
         for engine in running.values():
@@ -192,16 +197,16 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
     return table[columns].rename(columns={"kl_error": "± nats", "others": "cores of others"})
 
 
-def compare_file(path, text: bool, rounds: int = 5, engines=None, share: float = math.inf) -> pd.DataFrame:
+def compare_file(path, text: bool, rounds: int = 5, engines=None, share: float = math.inf, also: bool = True) -> pd.DataFrame:
     """``compare`` for ``engines`` (None: all that are installed), by as many tokens as a few seconds allow; ``text``: with
-    quality. A ``share`` of seconds has a bar."""
+    quality; ``also``: passes over several tokens together. A ``share`` of seconds has a bar."""
     with kit.open(path) as file:
         weights, nbytes = (sum(getattr(info, what) for info in file.tensors.values()) for what in ("elements", "nbytes"))
-        prompt = prompt_of(file)
+        prompt, counts = prompt_of(file), together.lengths(file) if also else ()
     engines = engines or installed()
     tokens = min(33, max(9, int(_READ / (rounds * len(engines) * nbytes))))
     text = tokens_for(weights) if text else 0
-    return compare(path, engines, prompt, tokens, rounds, progress=share < math.inf, text=text, share=share)
+    return compare(path, engines, prompt, tokens, rounds, progress=share < math.inf, text=text, share=share, also=counts)
 
 
 def prompt_of(file) -> list[int]:
@@ -219,6 +224,7 @@ def note(rows: dict[str, dict], digest: str, by: str, store) -> None:
     for name, row in ran.items():
         samples = tuple(1 / speed for speed in row["samples"])
         measurements.note(store, Reading(_label(name), digest, samples, others=row["others"], by=by))
+    together.note(ran, digest, by, store)
     if paged := [row for row in ran.values() if isinstance(row.get("gbps"), list) and row["gbps"]]:  # the same in all
         found = paged[-1]
         measurements.note(store, Reading(PAGES, digest, tuple(found["gbps"]), "GB/s", others=found["others"], by=by))
@@ -237,9 +243,10 @@ def _label(engine: str) -> str:
     return COMPARED[engine].label if engine in COMPARED else engine
 
 
-def readings(file, by: str, store, again: bool = False, share: float = math.inf) -> dict:
+def readings(file, by: str, store, again: bool = False, share: float = math.inf, also: bool = True) -> dict:
     """Engine -> its Reading on an open file: those that ``store`` has of all engines, else measured now, added to it and to the
-    shared store. ``again``: measured in any case. ``share``: seconds for them, as of ``compare``."""
+    shared store. ``again``: measured in any case. ``share``: seconds for them, as of ``compare``. ``also``: with passes over
+    several tokens, for which a command, whose share ends, measures again where the store has none."""
     digest, engines = measurements.digest_of(file), installed()
 
     def known(busy=False):
@@ -247,10 +254,11 @@ def readings(file, by: str, store, again: bool = False, share: float = math.inf)
         return {name: row for name, row in asked.items() if row}
 
     paged = store.known(PAGES, digest, unit="GB/s", busy=True) or views(file) is None
-    if again or not paged or len(known()) < len(engines) - 1:  # one may be unable to open the file
+    lacks = also and share < math.inf and together.lengths(file) and not together.readings(store, digest, together.FEW)
+    if again or lacks or not paged or len(known()) < len(engines) - 1:  # one may be unable to open the file
         if state.settle(state.patience()):  # a peer that spins starves: no comparison
             engines = [name for name in engines if name in OURS]
-        rows = compare_file(file.path, text=False, engines=engines, share=share).to_dict("index")
+        rows = compare_file(file.path, text=False, engines=engines, share=share, also=also).to_dict("index")
         note(rows, digest, by, store)
         for name, row in rows.items():
             if row.get("reason") and not row["reason"].startswith(_SEE):

@@ -154,7 +154,7 @@ class Study:
         self.settle()
         share = _SHARE if self.gives_way else self.minute
         self.say(f"measuring a token with each engine{f', about {share:.0f} s at most' * (share < np.inf)}")
-        rows = peers.readings(self.file, self.by, self.store, self.again, share)
+        rows = peers.readings(self.file, self.by, self.store, self.again, share, not self.gives_way)
         self.busy.seen(max((row.others for row in rows.values()), default=0.0))
         return rows
 

@@ -1,14 +1,16 @@
-"""How fast this machine multiplies, by float32 and by int8: the roof of a prompt, as bandwidth is that of a decode.
+"""How fast this machine multiplies, by float32, int16 and int8: the roof of a prompt, as bandwidth is that of a decode.
 
-Two ways are taken of each, a library's and kit's own, at several sizes; the fastest sample is the roof. An operation is a
-multiplication or an addition, so a product of (m, k) and (k, n) has 2 m k n.
+A library's way and kit's own are taken, at several sizes, and of int16, which no library multiplies, kit's alone; the fastest
+sample is the roof. An operation is a multiplication or an addition, so a product of (m, k) and (k, n) has 2 m k n.
 """
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from kit.lab.measuring import measure
+from kit.products import PRODUCTS
 
+KINDS = tuple(PRODUCTS)  # of activations
 _SIDES = (512, 1024, 2048)
 _TOKENS, _COLUMNS, _ROWS = 512, 2048, 2048  # of a prompt times a matrix of blocks
 _SLOW = 0.05  # seconds of the smallest product, on an emulated CPU: the larger ones would take minutes
@@ -27,7 +29,7 @@ class Rate(NamedTuple):
 
 
 def probe(samples: int = 4) -> dict[str, Rate]:
-    """ "float32" and "int8" -> its Rate, in about two seconds; "int8" is missing where no way computes it."""
+    """Each of KINDS -> its Rate, in some seconds; what no way computes here is missing."""
     rates: dict[str, Rate] = {}
     for kind, method, function, operations in _ways():
         try:
@@ -60,5 +62,5 @@ def _ways() -> Iterator[tuple[str, str, Callable, int]]:
     blocks = np.zeros((_ROWS, FORMATS["Q8_0"].nbytes(_COLUMNS)), np.uint8)
     x, operations = torch.rand(_TOKENS, _COLUMNS, dtype=torch.float32, device="cpu"), 2 * _TOKENS * _COLUMNS * _ROWS
     told = f"kit's product of {_TOKENS} tokens and a {_ROWS} x {_COLUMNS} matrix of Q8_0"
-    yield "int8", told, lambda: linear(blocks, "Q8_0", x, "int8"), operations
-    yield "float32", told, lambda: linear(blocks, "Q8_0", x, "float32"), operations
+    for kind in KINDS:
+        yield kind, told, lambda kind=kind: linear(blocks, "Q8_0", x, kind), operations

@@ -189,7 +189,7 @@ def peers(folder: Path) -> dict:
 def _row_of_peers(row: dict) -> bool:
     """Whether an engine's numbers are numbers; NaN is what an engine that could not run has."""
     lists = [row.get(name) for name in ("samples", "gbps")]
-    numbers = [value for name, value in row.items() if name not in ("reason", "samples", "gbps")]
+    numbers = [value for name, value in row.items() if name not in ("reason", "samples", "gbps", "together")]
     sampled = all(sound.number(each) and each > 0 for some in lists if isinstance(some, list) for each in some)
     return sampled and all(value is None or type(value) in (int, float) for value in numbers)
 
