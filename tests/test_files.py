@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from kit.errors import GGUFError, ReportError
+from kit.errors import GGUFError, KitError, ReportError
 from kit.lab.commands.cli import main
-from kit.system import paths
+from kit.lab.predicting.oracle import read_trace
+from kit.lab.predicting.routes import read_routes
+from kit.system import files, paths
 from kit.system.files import helps, replacing, sole_writer
 
 WRITER = """\
@@ -28,6 +30,29 @@ with sole_writer(out), replacing(out / "model.gguf") as file:
     print("writing", flush=True)
     time.sleep(60)
 """
+
+
+@pytest.fixture
+def pipe(tmp_path, monkeypatch):
+    """A named pipe, of which the kit waits for a writer a fifth of a second."""
+    monkeypatch.setattr(files, "PATIENCE", 0.2)
+    os.mkfifo(tmp_path / "pipe.csv")
+    return tmp_path / "pipe.csv"
+
+
+@pytest.mark.parametrize("read", [files.read_bytes, files.read_text, lambda path, error: files.read_yaml(path),
+                                  lambda path, error: read_routes(path), lambda path, error: read_trace(path)])  # fmt: skip
+def test_a_pipe_that_nobody_writes_to_is_an_error(pipe, read):
+    """It was waited for without an end."""
+    with pytest.raises(KitError, match=r"pipe\.csv: is (a pipe that nobody writes to|no file)"):
+        read(pipe, ReportError)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.5])
+def test_a_writer_may_take_its_time(pipe, after, monkeypatch):
+    monkeypatch.setattr(files, "PATIENCE", 20)
+    with subprocess.Popen(["sh", "-c", f'exec > "$0"; sleep {after}; echo text', str(pipe)]):
+        assert files.read_text(pipe, ReportError) == "text\n"
 
 
 @pytest.fixture

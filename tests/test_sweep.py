@@ -334,8 +334,11 @@ def test_json_has_the_documented_keys_and_whole_bytes(grid_of, tmp_path):
 
 def test_list_names_the_cells_and_starts_nothing(grid_of, tmp_path):
     grid_of("notebooks: [fast]\nparameters: {seed: [1, 2]}")
-    result = sweep(tmp_path, "--list")
+    listing = ["sweep", str(tmp_path / "grid.yaml"), "--notebooks", str(tmp_path / "notebooks"), "--list"]
+    result = CliRunner().invoke(main, listing)
     assert result.exit_code == 0 and result.stdout.splitlines() == ["fast 1", "fast 2"]
+    told = json.loads(sweep(tmp_path, "--list").stdout)  # --json was ignored
+    assert [row["seed"] for row in told["rows"]] == ["1", "2"] and not documented.undocumented("sweep", told)
     assert not (tmp_path / "out").exists()
 
 

@@ -4,8 +4,10 @@ import errno
 import glob
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +19,7 @@ from kit.system import lock
 from kit.units import format_bytes
 
 MOST_READ = 256 << 20  # bytes of a text or table that is read whole
+PATIENCE = 10  # seconds until somebody writes to a named pipe
 _PIECE = 8 << 20  # bytes of a write: by such the page cache gets pages of 2 MiB, where the file system has them
 
 
@@ -148,13 +151,30 @@ def read_bytes(path: str | Path, error: type[KitError]) -> bytes:
     if str(path) == "-" and sys.stdin is None:
         raise error("standard input is closed: name a file, or pipe the text in")
     try:
-        with nullcontext(sys.stdin.buffer) if str(path) == "-" else open(path, "rb") as file:
+        with nullcontext(sys.stdin.buffer) if str(path) == "-" else _opened(path, error) as file:
             data = file.read(MOST_READ + 1)
     except OSError as problem:
         raise error(f"{path}: {problem.strerror}") from None
     if len(data) > MOST_READ:
         raise error(f"{path}: has more than {format_bytes(MOST_READ)}, or no end: name a smaller file")
     return data
+
+
+def _opened(path: str | Path, error: type[KitError]) -> BinaryIO:
+    """The file, to be read. Opening a named pipe waits until somebody writes to it: ``error`` after PATIENCE."""
+    if not stat.S_ISFIFO(os.stat(path).st_mode):
+        return open(path, "rb")
+    with ThreadPoolExecutor(1) as beside:
+        opening = beside.submit(open, path, "rb")
+        try:
+            return opening.result(PATIENCE)
+        except TimeoutError:
+            told = f"is a pipe that nobody writes to (waited {PATIENCE} s): name a file, or start what writes to it"
+            raise error(f"{path}: {told}") from None
+        finally:
+            if not opening.done():
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # ends the waiting, or this process would not end
+                opening.result().close()
 
 
 def read_text(path: str | Path, error: type[KitError]) -> str:

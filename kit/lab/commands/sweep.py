@@ -24,7 +24,7 @@ from kit.lab.commands.reproduce import EXIT_FAILED, OUT, SECONDS, terminate_as_i
 @click.option("--timeout", type=SECONDS, metavar="SECONDS", help="Stop a cell that runs longer.")
 @click.option("--notebooks", type=click.Path(path_type=Path), metavar="DIR", help="Folder of the notebooks.")
 @click.option("--list", "listing", is_flag=True, help="List the cells; run nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table, or the list, as JSON.")
 @click.option("--progress/--no-progress", default=None, help="Show a progress bar.  [default: on a terminal]")
 def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json, progress):
     """Run a grid of notebooks, here or on a cluster.
@@ -63,7 +63,10 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
 
     grid = specs.read(spec, notebooks or paths.notebooks_folder())
     if listing:
-        click.echo("\n".join(cell.label for cell in grid))
+        from kit.units import to_json
+
+        rows = [{"notebook": cell.notebook, **cell.facts, "status": "not run"} for cell in grid]
+        click.echo(to_json(rows) if as_json else "\n".join(cell.label for cell in grid))
         return
     out = out or paths.results_folder() / f"sweep-{spec.stem}"
     cells, interrupted = [], False

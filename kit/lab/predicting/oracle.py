@@ -30,6 +30,8 @@ def read_trace(path: str | Path) -> Requests:
     path = Path(path)
     if path.suffix.lower() != ".csv":
         return read(path)
+    if not path.is_file():  # a named pipe would be waited for
+        raise TraceError(f"{path}: is no file")
     try:
         frame = pd.read_csv(path, dtype={"tensor": str, "nbytes": np.uint64}, keep_default_na=False)
     except (OSError, ValueError, OverflowError) as error:
