@@ -149,10 +149,19 @@ def proxy(url: str, each=lambda number: None, begin=lambda: None, answers=lambda
     return Proxy
 
 
-def ollama(url: str, file: Path, load: float = 0.0, models=("smollm2:135m",), refuses: str = "", remembers: bool = True):
+def ollama(
+    url: str,
+    file: Path,
+    load: float = 0.0,
+    models=("smollm2:135m",),
+    refuses: str = "",
+    remembers: bool = True,
+    slow: float = 0.0,
+):
     """A handler that speaks Ollama's protocol in front of a real llama-server. ``load``: seconds that the first request waits
-    for the model. ``refuses``: the error of every answer. ``remembers``: whether it uses its prefix cache."""
-    host, loads = url.removeprefix("http://"), [load]
+    for the model. ``refuses``: the error of every answer. ``remembers``: whether it uses its prefix cache. ``slow``: seconds
+    that each character of a prompt takes in addition, if it is computed."""
+    host, loads, before = url.removeprefix("http://"), [load], [""]
 
     class Ollama(Quiet):
         def do_GET(self):
@@ -172,7 +181,9 @@ def ollama(url: str, file: Path, load: float = 0.0, models=("smollm2:135m",), re
             if refuses:
                 return self.said(500, {"error": refuses})
             waited, loads[0] = loads[0], 0.0
-            time.sleep(waited)
+            known = len(before[0]) if remembers and asked["prompt"].startswith(before[0]) else 0
+            before[0] = asked["prompt"]
+            time.sleep(waited + slow * (len(asked["prompt"]) - known))
             options = asked.get("options", {})
             ours = {"prompt": asked["prompt"], "n_predict": options.get("num_predict", 8), "stream": True, "temperature": 0}
             connection = http.client.HTTPConnection(host, timeout=120)

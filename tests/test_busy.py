@@ -44,14 +44,18 @@ def run(*words):
     return done
 
 
-def test_a_look_counts_others_and_not_what_this_process_started():
-    source = "import time\nend = time.perf_counter() + 1.2\nwhile time.perf_counter() < end: pass"
-    started = busy._of_others()
-    with busy.watching(before=False):
-        subprocess.run(python.executing(f"exec({source!r})"), check=True)
-    assert busy._of_others() >= started
-    ours = sum(os.times()[:4])
-    assert ours > 1.0, "the child burned more than a second, as its parent knows"
+def test_a_look_counts_others_and_not_what_this_process_started(monkeypatch):
+    """Of the seconds that all processes used, a child's are none of the others', while it lives and after it."""
+    monkeypatch.setattr(busy, "seconds_of_all", lambda: 1e6)
+    source = "import sys, time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\nsys.stdin.read()"
+    before = busy._of_others()
+    child = subprocess.Popen(python.executing(f"exec({source!r})"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    lives = busy._of_others()
+    child.communicate()
+    assert before - lives > 0.4 and before - busy._of_others() > 0.4
+    monkeypatch.setattr(busy, "seconds_of_all", lambda: 2e6)
+    assert busy._of_others() > before + 9e5, "what others used is all of the rest"
 
 
 COMMANDS = [

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import model_files
 import numpy as np
@@ -149,14 +150,20 @@ def test_drawn_tokens_have_the_distribution_of_the_model(certain):
     assert abs(taken / 20_000 - expected) < 0.015
 
 
-def test_a_draft_that_loses_is_switched_off_and_says_so(folder):
+def test_a_draft_that_loses_is_switched_off_and_says_so(folder, monkeypatch):
+    """By a clock that goes on by one at every look, and by ten while the draft is made."""
+    passed = [0.0]
+
+    def perf_counter():
+        passed[0] += 1.0
+        return passed[0]
+
     class Slow(Own):
         def propose(self, *of):
-            import time
-
-            time.sleep(0.01)
+            passed[0] += 10.0
             return super().propose(*of)
 
+    monkeypatch.setattr("kit.model.drafts.time", SimpleNamespace(perf_counter=perf_counter))
     model = model_of(folder, "tiny-llama")
     right = kit.generate(model, PROMPT, 80, stop_at_end=False)
     got = kit.generate(model, PROMPT, 80, stop_at_end=False, draft=Slow(right.tokens, 1))

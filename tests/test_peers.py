@@ -113,6 +113,11 @@ def burn(seconds):
         pass
 
 
+def burner():
+    """A process that computes until it is killed, however long its test has to wait; it ends with this one."""
+    return multiprocessing.get_context("spawn").Process(target=burn, args=(3600,), daemon=True)
+
+
 def test_a_comparison_on_a_busy_machine_is_none(monkeypatch):
     """Threads of llama.cpp that spin starved beside other processes: "29.55 times llama.cpp's speed" was on an index."""
     busy = peers.beside(SPEEDS.assign(others=1.9))
@@ -122,7 +127,7 @@ def test_a_comparison_on_a_busy_machine_is_none(monkeypatch):
 
 
 def test_a_burner_beside_it_is_seen_and_its_own_engines_are_not():
-    other = multiprocessing.get_context("spawn").Process(target=burn, args=(30,))
+    other = burner()
     other.start()
     try:
         while psutil.Process(other.pid).cpu_times().user < 0.3:
@@ -189,19 +194,19 @@ def test_a_burner_beside_kit_explain_leaves_llama_cpp_out(path, tmp_path, monkey
     monkeypatch.setattr(peers, "compare_file", compared)
     monkeypatch.setattr(peers, "installed", lambda: ["kit", "kit, int8 activations", peers.PEER])
     monkeypatch.setattr(llama_cpp, "available", lambda: True)
-    burners = [multiprocessing.get_context("spawn").Process(target=burn, args=(30,)) for _ in range(usable_cores())]
-    for burner in burners:
-        burner.start()
+    burners = [burner() for _ in range(usable_cores())]
+    for each in burners:
+        each.start()
     try:
-        while min(psutil.Process(burner.pid).cpu_times().user for burner in burners) < 0.2:
+        while min(psutil.Process(each.pid).cpu_times().user for each in burners) < 0.2:
             time.sleep(0.05)
         with kit.open(path) as file:
             study = Study(file, lambda: MACHINE, memory=2 << 20, tokens=2)
             study.store = measurements.of_run(tmp_path)
             there, digest = answer.peer(study), measurements.digest_of(file)
     finally:
-        for burner in burners:
-            burner.kill()
+        for each in burners:
+            each.kill()
     assert asked == ["kit", "kit, int8 activations"]
     assert {row.busy for row in study.engines.values()} == {True} and there is None
     kept = study.store.known(BLOCKS.label, digest)

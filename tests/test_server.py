@@ -23,7 +23,7 @@ from kit.lab.engines.started import Started, changed
 from kit.lab.engines.watch import Holding, Seen
 from kit.lab.explaining import refused as refused_load
 from kit.lab.explaining import running_answer, running_words
-from kit.lab.explaining.causes import Cause, Window
+from kit.lab.explaining.causes import Cause, Window, split
 from kit.lab.explaining.running import Running
 from kit.lab.measuring.busy import Busy
 from kit.system import groups, usable_cores
@@ -238,7 +238,9 @@ def test_a_proxy_that_collects_the_whole_answer(server):
         do_GET = do_POST = pass_on
 
     with served.serving(Collects) as url, Running(url, gbps=lambda: 20.0) as running:
-        assert running.first.burst and running.windows[0].seconds > 0.025, "from the first piece to the last nothing passed"
+        assert running.first.burst and len(running.windows) == 3
+        middle = sorted(window.seconds for window in running.windows)[1]  # other processes may lengthen a short answer
+        assert middle > 0.025, "from the first piece to the last nothing passed"
 
 
 @pytest.mark.slow
@@ -337,24 +339,21 @@ def test_a_change_is_tried_in_turn_with_a_server_that_kit_starts(smollm2, monkey
     monkeypatch.setattr("kit.lab.measuring.slices.read_gbps", lambda: 20.0)
     monkeypatch.setattr(running_answer, "_BUDGET", 1.0)
     monkeypatch.setattr(running_answer, "_ROUNDS", 2)
+    # Whether that is the largest cause depends on others' work, beside which nothing is advised: test_too_many_threads has it.
+    waiting = Seen(1.0, (0.75,) * 8, (0.25,) * 8, cores=2)
+    monkeypatch.setattr(
+        "kit.lab.explaining.running.split", lambda window, *more: split(Window(1, window.seconds, waiting), *more)
+    )
+    monkeypatch.setattr(running_words, "busy_of", lambda running: Busy(0.0))
     threads = 8 * usable_cores()
     code, out, said = explain(smollm2, "--engine", f"xllamacpp -t {threads} -c 256", "--try", "--json")
     assert code == 0, said
     told = json.loads(out)
     assert told["engine"]["threads"] == threads
-    if told["change"] is None or told["change"]["cause"] != "threads":  # then others had the cores, which the answer says
-        return _busy(told)
+    assert told["change"]["cause"] == "threads", told["causes"]
     tried = told["tried"]
     assert tried["change"] == f"-t {usable_cores()}" and f"-c 256 -t {usable_cores()}`" in " ".join(tried["told"].split())
     assert tried["interval"][0] <= tried["times"] <= tried["interval"][1]
-
-
-def _busy(told):
-    assert told["decode"]["others"] > 0.5 and max(told["causes"][:9], key=lambda each: each["seconds"])["name"] in (
-        "busy",
-        "memory",
-        "unexplained",
-    )
 
 
 def test_two_settings_in_turn_are_a_ratio_with_an_interval():

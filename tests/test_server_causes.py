@@ -312,8 +312,9 @@ def test_a_proxy_that_delays(server):
 
 @pytest.mark.slow
 def test_a_second_turn_that_computes_all_again(server, smollm2):
+    """By the time to its first token, of which others' work must not be half."""
     for remembers, again in ((True, False), (False, True)):
-        with served.serving(served.ollama(server.url, smollm2, remembers=remembers)) as url:
+        with served.serving(served.ollama(server.url, smollm2, remembers=remembers, slow=1e-3)) as url:
             with Running(url, gbps=lambda: 20.0, budget=120.0) as ran:
                 turn = ran.turns
                 assert (turn["again"] > 0) == again, turn
