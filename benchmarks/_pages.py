@@ -63,6 +63,7 @@ def sentences() -> dict[str, tuple[str, ...]]:
         f"With a lookup table it takes {format_seconds(table)}, {slow / table:.1f} times as fast",
         f"vector instructions takes {format_seconds(fast)}, {slow / fast:.0f} times as fast",
         f"five tokens take at least {cold + 4 * later:.0f} s, not 35",
+        f"by kit {json.loads((FULL / 'run.json').read_text(encoding='utf-8'))['kit_version']}, a 19 GB mixture",
         f"takes {mixture['mapped']:.1f} s per token with mmap",
         f"It takes {mixture['slots']:.2f} s when",
         f"and {mixture['best']:.2f} s with the best policy",
@@ -71,8 +72,9 @@ def sentences() -> dict[str, tuple[str, ...]]:
     medians = waits.medians([*_speeds.runs("waits")])
     waited = {what: f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s" for what, seconds in medians.items()}
     low, high = _speeds.extremes("decode")
-    ways = explanation()[0]["ways"]
-    peer, int8 = ways[PEER], ways[ROUNDED[-1].label]
+    explained_run, machine_id = explanation()
+    peer, int8 = (explained_run["ways"][name] for name in (PEER, ROUNDED[-1].label))
+    few, many = _speeds.of_cpu(explained_run | {"machine_id": machine_id}, "decode", "int8")
     return {
         "README.md": (
             *story,
@@ -88,7 +90,8 @@ def sentences() -> dict[str, tuple[str, ...]]:
         "docs/speeds.md": (
             f"decodes {low:.2g} to {high:.2g} times as fast",
             "prompts {:.2g} to {:.2g} times as fast".format(*_speeds.extremes("prefill of 512")),
-            f"has int8 {peer[0] / int8[0]:.2g} times as fast as llama.cpp",
+            f"has int8 {peer[0] / int8[0]:.2f} times as fast as llama.cpp",
+            f"the table has {few:.2f} to {many:.2f} for its CPU",
         ),
     }
 

@@ -268,6 +268,11 @@ def _ranges() -> dict[tuple[str, str, str], tuple[float, float]]:
     return {key: (min(ratios), max(ratios)) for key, ratios in found.items()}
 
 
+def of_cpu(run: dict, case: str, column: str) -> tuple[float, float]:
+    """The cell of ``summary`` for the CPU of a run (system, machine_id); KeyError: no benchmark ran on such a CPU."""
+    return _ranges()[_cpu({"rows": []} | run), case, COLUMNS[column]]
+
+
 def extremes(case: str) -> tuple[float, float]:
     """The least and the highest ratio of the kit's two ways on any CPU."""
     ends = [ends for (_, of, way), ends in _ranges().items() if of == case and way in ("fused", "fused-int8")]

@@ -11,6 +11,7 @@ from contradictions import _Page
 
 from benchmarks._records import REFERENCE, rendered
 from kit.lab.claims import book, evidence, gates, records
+from kit.lab.claims import runs as several
 from kit.lab.claims import table as claims
 from kit.lab.claims.judge import CONTRADICTS, OWN, SOURCE, Ratio, decide, judge
 from kit.lab.findings import reported
@@ -221,11 +222,11 @@ def test_a_page_with_a_number_moved_is_noticed(tmp_path):
 # --- what changed -----------------------------------------------------------------------------------------------------------
 
 
-def changes() -> dict[str, tuple[str, str]]:
-    """Claim -> (the committed word, the word now), by the table of docs/verdicts.md."""
+def changes() -> dict[str, tuple[str, str, str]]:
+    """Claim -> (the committed word, the word now, why), by the table of docs/verdicts.md."""
     text = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8").partition("## What changed in the verdicts")[2]
     lines = [line.split("|")[1:-1] for line in text.partition("\n## ")[0].splitlines() if line.startswith("| `")]
-    return {name: (old.strip(), new.strip()) for names, old, new, _ in lines for name in re.findall(r"`([^`]+)`", names)}
+    return {name: (*map(str.strip, rest),) for names, *rest in lines for name in re.findall(r"`([^`]+)`", names)}
 
 
 def of(run, notebook, quantity) -> list[float]:
@@ -277,7 +278,7 @@ def test_the_table_of_what_changed_is_what_the_rules_give():
         for entry in book.read(run):
             words[entry.claim.id].add(entry.verdict)
     now = judged_now(FORMER)
-    for claim, (before, after) in table.items():
+    for claim, (before, after, _) in table.items():
         if before == "the same":
             hows = {part.get("how") for part in claims.get(claim).parts}
             assert SOURCE in hows, claim
@@ -286,7 +287,18 @@ def test_the_table_of_what_changed_is_what_the_rules_give():
         assert after in claims.VERDICTS, claim
         if claim in now:
             assert now[claim] == after, (claim, now[claim])
-    assert {claim for claim, (before, after) in table.items() if before not in (after, "the same")} <= set(now)
+    assert {claim for claim, (before, after, _) in table.items() if before not in (after, "the same")} <= set(now)
+
+
+def test_every_flip_between_an_earlier_run_and_the_newest_of_its_machine_has_a_row_that_says_both_words():
+    """`kit verify` of the two ends with 1. A reader must be able to tell a rule that changed from a machine that did: of nine
+    flips and one of a part, "reproduced", then "in ratio", stood in no row."""
+    after = next(run for run in rendered() if run.parent == FORMER.parent)
+    table, flips = changes(), [row for row in several.compare([FORMER, after]) if row.flips]
+    assert flips, "else the test shows nothing"
+    for row in flips:
+        before, after, why = table[row.claim]
+        assert {*row.verdicts} <= {before, after, *re.findall(r"\*([a-z ]+)\*", why)}, (row.claim, row.quantity, row.verdicts)
 
 
 def test_no_claim_is_judged_otherwise_without_a_row_in_the_table():
