@@ -17,7 +17,9 @@ from traces import mixture_of_experts
 
 import kit
 from kit.lab.claims import book, gates, records
+from kit.lab.explaining import together
 from kit.lab.explaining.elsewhere import GUESS
+from kit.lab.explaining.roofline import Point
 from kit.lab.findings import dequantizers, own_engine, pressed, pressure
 from kit.lab.measuring import disk, measurements
 from kit.lab.predicting import routing
@@ -83,6 +85,8 @@ def int8_wins(study):
 
 # which of them is the fastest differs from run to run
 ROOMY = tuple(f"With more memory, {way.told} takes T (measured) in 804.2 KiB." for way in BLOCK_WAYS)
+
+POINTS = [Point("kit, exact", "1 token", 2.0, 2e10), Point("kit, exact", "512 tokens together", 900.0, 1.5e11)]
 
 CASES = {  # a notebook joins by its row
     "01_first_token": Case(
@@ -239,6 +243,7 @@ CASES = {  # a notebook joins by its row
             "equal": lambda equal: equal.assign(**{"as it should be": False, "from float32, of its spread": 2.0}),
             "off": lambda off: off * 3,
             "beside": lambda beside: beside.assign(**{"tok/s": beside["tok/s"].to_numpy()[::-1]}),
+            "points": lambda points: points[:1],
         },
         empty={  # neither a group nor a page that can be dropped; no other engine
             "alone": lambda alone: {way: replace(one, measured=None, reason="no group") for way, one in alone.items()},
@@ -372,6 +377,8 @@ def machine(monkeypatch):
     monkeypatch.setattr(own_engine, "explain", lambda *_: server())  # a real one: tests/test_server_causes.py
     monkeypatch.setattr(own_engine, "in_turn", lambda *_: own_engine.Tried((0.1, 0.11, 0.1), (0.04, 0.05, 0.04)))
     monkeypatch.setattr(pressure, "of_run", lambda lab, shares=(), swap=False: curve())
+    monkeypatch.setattr(together, "points", lambda *_: POINTS)  # tests/test_engines.py
+    monkeypatch.setattr(together, "rates", lambda *_: {"float32": 2e11, "int16": 3e11, "int8": 9e11})
 
 
 @pytest.fixture(scope="module")

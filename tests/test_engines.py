@@ -574,8 +574,10 @@ def test_one_token_a_few_and_a_prompt_are_points_below_their_roof(study):
     assert points[0].rate == pytest.approx(bounds_of.work_of(study.file, 1).token_operations / 4)
     few = bounds_of.work_of(study.file, 4)
     assert points[1].rate == pytest.approx(few.prompt_operations / 8) and points[0].intensity < points[1].intensity
-    for name, kind in (("kit, exact", "float32"), ("kit, int16", "int16"), ("llama.cpp, the file mapped", "int8")):
-        assert together.share(points, name, rates, 1e9) == pytest.approx(points[2].rate / rates[kind])
+    shares = together.shares(points, rates, 1e9)
+    for name, kind in (("exact", "float32"), ("int16", "int16"), ("int8", "int8"), ("llama.cpp", "int8")):
+        assert shares[name] == pytest.approx(points[2].rate / rates[kind])
+    assert together.shares(points, rates, 1.0)["exact"] == pytest.approx(points[2].rate / points[2].intensity)
 
 
 def test_flags_of_llama_cpp_are_those_of_this_machine(study, monkeypatch):

@@ -1,6 +1,5 @@
 """Tokens together: a prompt and a few tokens, by each way and llama.cpp, beside what memory and arithmetic allow."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 from kit.lab.engines import bounds_of
@@ -80,18 +79,27 @@ def points(file, store: Readings) -> list[roofline.Point]:
         known = {1: alone} | {tokens: readings(store, digest, tokens).get(name) for tokens in (FEW, PROMPT)}
         for tokens, reading in known.items():
             if reading:
-                called = f"{tokens} token{'s together' * (tokens > 1)}"
-                found.append(roofline.point(bounds_of.work_of(file, tokens), row.title, called, reading.median))
+                found.append(roofline.point(bounds_of.work_of(file, tokens), row.title, _told(tokens), reading.median))
     return found
 
 
-def share(points: Sequence[roofline.Point], label: str, rates: Mapping[str, float], bandwidth: float) -> float:
-    """Of the last point with this ``label`` (a title of the engines' table): its rate over the roof there, of the arithmetic
-    that it multiplies by; NaN where it has none."""
-    own = [each for each in points if each.label == label]
-    name = next(name for name, row in COMPARED.items() if row.title == label)
-    roof = [min(rates.get(kind_of(name), math.inf), bandwidth * each.intensity) for each in own]
-    return own[-1].rate / roof[-1] if own else math.nan
+def shares(points: Sequence[roofline.Point], rates: Mapping[str, float], bandwidth: float) -> dict[str, float]:
+    """Engine in one word -> the share that its pass over PROMPT tokens reaches of its roof: of memory, ``bandwidth`` bytes per
+    second, and of the arithmetic that it multiplies by."""
+    names, found = {row.title: name for name, row in COMPARED.items()}, {}
+    for each in points:
+        if each.test == _told(PROMPT):
+            name = names[each.label]
+            roof = min(rates.get(kind_of(name), rates["float32"]), bandwidth * each.intensity)
+            found[short(name)] = each.rate / roof
+    return found
+
+
+def drawn(points: Sequence[roofline.Point], rates: Mapping[str, float], bandwidth: float):
+    """The picture of ``points``, whose title has the ``shares``."""
+    reached = ", ".join(f"{name} {share:.0%}" for name, share in shares(points, rates, bandwidth).items())
+    title = f"{PROMPT} tokens together, of their roof: {reached}" if reached else f"{len(points)} speeds below the roof"
+    return roofline.drawn(points, rates, bandwidth, title)
 
 
 def kind_of(engine: str) -> str:
@@ -106,3 +114,7 @@ def short(engine: str) -> str:
 
 def _way(engine: str, tokens: int) -> str:
     return f"{tokens} tokens together, {COMPARED[engine].label}"
+
+
+def _told(tokens: int) -> str:
+    return f"{tokens} tokens together" if tokens > 1 else "1 token"
