@@ -39,14 +39,9 @@ def by_memory() -> dict[str, list[float]]:
 
 
 def answered() -> dict:
-    """The table of README's block, as the record of `kit explain` has it; of a record before 0.3.0, its measured ways."""
+    """The table of README's block, as the record of `kit explain` has it."""
     run, machine = explanation()
-    speeds = [Row(name.partition(",")[0] if name.startswith("llama") else name, "peer" if name.startswith("llama") else "kit",
-                  1 / seconds) for name, (seconds, _, how) in run["ways"].items() if how == "measured"]  # fmt: skip
-    return {
-        "about": f"{run['command'].split()[-1]} on {machine}",
-        "rows": run.get("table") or [row._asdict() for row in speeds],
-    }
+    return {"about": f"{run['command'].split()[-1]} on {machine}", "rows": run["table"]}
 
 
 def _draw_answer(data):

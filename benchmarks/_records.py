@@ -60,10 +60,10 @@ def explained() -> tuple[str, str, str]:
     return f"kit {run['kit_version']} on `{machine}`", run["command"], run["output"]
 
 
-def ways_of(told: dict, most: int = 5) -> dict[str, list]:
+def ways_of(told: dict) -> dict[str, list]:
     """Way -> [seconds per token, its least, "measured" or "predicted"] of the JSON of `kit explain`: what was measured and the
-    fastest others, ``most`` together; llama.cpp has the least of the same blocks."""
-    rows = sorted(told["advice"], key=lambda row: row["by"] != "measured")[:most]
+    fastest others, five together; llama.cpp has the least of the same blocks."""
+    rows = sorted(told["advice"], key=lambda row: row["by"] != "measured")[:5]
     ways = {row["way"]: [row[row["by"]], row["least"], row["by"]] for row in rows}
     if peer := told["answer"]["peer"]:
         ways[peer["name"]] = [peer["seconds"], min(least for _, least, _ in ways.values()), "measured"]

@@ -103,17 +103,18 @@ def test_an_engines_row_has_the_quality_that_was_measured_of_its_way():
 
 
 def test_rows_are_those_of_the_answer_as_data():
-    exact = {"name": "blocks, exact products", "precision": "float32", "same": 1.0, "mbu": 0.72}
-    exact |= {"seconds": 0.04, "low": 0.039, "high": 0.042}
+    exact = {"name": "blocks, exact products", "precision": "float32", "same": 1.0, "mbu": 0.72, "way": "fused", "holds": ""}
+    exact |= {"seconds": 0.04, "low": 0.039, "high": 0.042, "command": "kit generate a.gguf -p 'a fused-int8 word'"}
     int8 = exact | {"name": "blocks, int8 activations", "precision": "int8 activations", "seconds": 0.03, "same": 0.98}
-    int8["command"] = "kit generate a.gguf -p 'x y' --linear fused-int8"
+    int8 |= {"way": "fused-int8", "command": "kit generate a.gguf --linear fused-int8"}
     pinned = exact | {"name": "blocks, 8.00 MiB pinned", "holds": "pinned"}
     guessed = exact | {"name": "all kept, float32", "precision": "float32", "low": None, "high": None}
     peer = exact | {"name": "llama.cpp, mmap", "precision": "", "mbu": 0.88, "same": None}
     answer = {"limit": {"tokens_per_second": 34.0}, "reached": [exact, int8, pinned, guessed], "peer": peer}
     table = answer_table.rows(answer)
     assert [row.name for row in table] == ["limit of memory", "exact", "int8", "blocks, 8.00 MiB pinned", "llama.cpp"]
-    assert [row.same for row in table] == [None, 1.0, 0.98, 1.0, None] and table[2].option == "--linear fused-int8"
+    assert [row.same for row in table] == [None, 1.0, 0.98, 1.0, None]
+    assert [row.option for row in table] == ["", "", "--linear fused-int8", "", ""], "a word of a prompt is no option"
     assert table[1].speed == 25 and table[1].low == pytest.approx(1 / 0.042) and table[4].of_limit == 0.88
     assert len(answer_table.rows(answer | {"peer": None})) == 4
 

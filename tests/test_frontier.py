@@ -230,7 +230,7 @@ def test_a_system_that_keeps_all_pages_is_a_fact_and_no_warning(patch, tmp_path)
     kept = "this system keeps 100% of the file's pages in memory, whatever the limit"
     with patch.context() as there:
         ways = [pinned_blocks(1 << 19), PRESSED]
-        there.setattr(pressed, "measure", lambda *how: {way: pressed.Pressed(None, kept) for way in ways})
+        there.setattr(pressed, "measure", lambda *how: dict.fromkeys(ways, kept))
         ran = cells.run(NAME, "answer", out=tmp_path)
     assert f"Not measured here: blocks, 512.0 KiB pinned: {kept}" in ran.words["told"]
     assert ran["plain"].total > ran["room"]
@@ -244,9 +244,9 @@ def test_a_system_that_keeps_all_pages_is_a_fact_and_no_warning(patch, tmp_path)
 def test_pinned_blocks_are_the_answer_where_no_page_cache_can_be_made_too_small(patch, ran, tmp_path):
     """They were measured and fit; the page said that nothing did, and named blocks that need more than was given."""
     (half, one), _ = ran["alone"].items()
-    slow = replace(one, measured=replace(one.measured, samples=(1.0, 1.0)))  # a tiny file's times differ by noise alone
+    slow = replace(one, samples=(1.0, 1.0))  # a tiny file's times differ by noise alone
     with patch.context() as there:
-        there.setattr(pressed, "measure", lambda *how: {half: slow, PRESSED: pressed.Pressed(None, "no group")})
+        there.setattr(pressed, "measure", lambda *how: {half: slow, PRESSED: "no group"})
         found = cells.run(NAME, "best", out=tmp_path)
     assert found["plain"].way == pinned_blocks(found["room"]) and found["plain"].total <= found["room"]
 
@@ -259,19 +259,20 @@ def test_what_a_group_may_keep_is_part_of_the_way_where_there_is_a_group(monkeyp
         told = [{"seconds": seconds, "read": read, "stayed": 0.6, "group": group, "logits": [0.0]}]
         monkeypatch.setattr(pressed.child, "call", lambda *_, told=told, **__: told)
         [(found, one)] = pressed.measure(path, 1, limit=1 << 19).items()
-        assert found == way and one.measured.samples == (0.4,)
-        assert (one.gbps, one.cold) == (2.5, 2.0 if group else 0), "of what was read: pages that stay are not those asked for"
+        assert found == way and one.samples == (0.4,)
+        assert (one.row["gbps"], one.row["cold"]) == (2.5, 2.0 if group else 0), "of what was read, not of pages that stay"
 
 
 def test_a_child_that_fails_is_a_reason(tmp_path):
     found = pressed.measure(tmp_path / "missing.gguf", 1)
-    assert found[PRESSED].measured is None and "missing.gguf" in found[PRESSED].reason
+    assert "missing.gguf" in found[PRESSED] and pressed.how(found[PRESSED]) == found[PRESSED]
 
 
 def test_the_limit_is_real(tmp_path):
     """In a group the kernel evicts; without one, what is not held is read past the page cache at every token."""
     path = synthesize(tmp_path / "tiny.gguf", "tiny-granite")
     half, none = pressed.measure(path, 1, [path.stat().st_size // 2]).values()
-    assert half.measured is None or 0.2 < half.stayed <= 0.5
-    assert none.measured is None or (none.limit, none.stayed) == ("read past the page cache", pytest.approx(0, abs=0.03))
-    assert BLOCKS.label not in (half.measured and half.measured.way, none.measured and none.measured.way)
+    had = [one for one in (half, none) if not isinstance(one, str)]
+    assert half not in had or 0.2 < half.row["stayed"] <= 0.5
+    assert none not in had or (none.row["stayed"] == pytest.approx(0, abs=0.03) and "past the page cache" in pressed.how(none))
+    assert BLOCKS.label not in [one.way for one in had]

@@ -125,16 +125,18 @@ def test_an_interval_is_that_of_the_windows():
 def test_a_context_is_named_where_the_file_alone_would_fit():
     facts = remedies.ServerFacts("llama-server", None, Holding(0.5, 1.0, 900 << 20, limit=1500 << 20), 1e9, 1000 << 20, 30.0,
                                  8192, 100 << 10)  # fmt: skip
-    assert facts.pushed and remedies.remedy("disk", facts, QUIET).startswith("-c 4096 ")
+    flags = "-c 4096 -ctk q8_0 -ctv q8_0"
+    assert facts.pushed and remedies.remedy("disk", facts, QUIET) == (f"{flags} leaves the weights their memory", flags)
     below = dataclasses.replace(facts, file_bytes=2000 << 20)
-    assert not below.pushed and "memory" in remedies.remedy("disk", below, QUIET)
+    assert not below.pushed and "memory" in remedies.remedy("disk", below, QUIET)[0]
     ollama = dataclasses.replace(facts, engine="Ollama")
-    assert "num_ctx 4096" in remedies.remedy("disk", ollama, QUIET)
+    assert "num_ctx 4096" in remedies.remedy("disk", ollama, QUIET)[0] and not remedies.remedy("disk", ollama, QUIET)[1]
     many = dataclasses.replace(QUIET, waited=(0.5,) * 8, ran=(0.25,) * 8)
-    assert remedies.remedy("threads", facts, many) == "-t 2"
-    assert remedies.remedy("threads", facts, QUIET).startswith("start it with OMP_WAIT_POLICY=active")
+    assert remedies.remedy("threads", facts, many) == ("-t 2", "-t 2")
+    words, none = remedies.remedy("threads", facts, QUIET)
+    assert words.startswith("start it with OMP_WAIT_POLICY=active") and none == ""
     told = dataclasses.replace(facts, owner=Owner(1, sleepy=("OMP_WAIT_POLICY=passive", "--poll 0")))
-    assert remedies.remedy("threads", told, QUIET).startswith("start it without OMP_WAIT_POLICY=passive and --poll 0: ")
+    assert remedies.remedy("threads", told, QUIET)[0].startswith("start it without OMP_WAIT_POLICY=passive and --poll 0: ")
 
 
 def test_a_window_begins_while_a_client_reads_so_it_lists_no_processes(monkeypatch):

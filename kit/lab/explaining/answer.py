@@ -16,7 +16,7 @@ from kit.lab.measuring.busy import NO_ADVICE, WORTH, apart
 from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.minutes import Share
 from kit.lab.measuring.state import BUSY
-from kit.lab.predicting import quality
+from kit.lab.predicting import losses, quality
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, Prediction, Way
 from kit.lab.prompts import PROMPT
 from kit.system.paths import shown
@@ -99,7 +99,7 @@ class Conclusion:
 
     def same(self, name: str) -> float | None:
         """How often a precision, or an engine of any version, has float32's most probable next token; None: not known."""
-        return next((row.get("same") for key, row in self.losses.items() if key.startswith(name)), None)
+        return losses.of(self.losses, name).get("same")
 
     @cached_property
     def data(self) -> dict:

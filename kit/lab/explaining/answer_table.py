@@ -10,6 +10,8 @@ from typing import NamedTuple
 from kit.lab import figures
 from kit.lab.engines.table import EXACT, OURS, PROGRAM
 from kit.lab.measuring.state import BUSY
+from kit.lab.predicting.losses import of as losses_of
+from kit.products import by_linear
 
 LIMIT = "limit of memory"
 MOST = 7  # rows: more is no answer
@@ -55,13 +57,12 @@ def rows(answer: dict) -> list[Row]:
         if each["low"] is None:
             continue
         own = each is not answer["peer"]
-        name, precision = each["name"].partition(",")[0], each.get("precision", "")
-        if own:
-            name = SHORT[precision] if not each.get("holds") and precision in SHORT else each["name"]
-        option = " ".join(part for part in each.get("command", "").split() if own and part.startswith("fused-"))
+        product = by_linear(each["way"]) if own and each["command"] else None
+        name = each["name"] if own else PROGRAM
         table.append(Row(
-            name, "kit" if own else "peer", 1 / each["seconds"], 1 / each["high"], 1 / each["low"], each.get("mbu"),
-            each.get("same"), option and f"--linear {option}",
+            name if not own or each["holds"] else SHORT.get(each["precision"], name), "kit" if own else "peer",
+            1 / each["seconds"], 1 / each["high"], 1 / each["low"], each.get("mbu"), each.get("same"),
+            product.option.strip() if product else "",
         ))  # fmt: skip
     return table
 
@@ -89,7 +90,7 @@ def _same(name: str, losses: dict[str, dict[str, float]]) -> float | None:
     if name == EXACT.short:
         return 1.0
     key = next((row.precision for row in OURS.values() if row.short == name), name)
-    return next((row.get("same") for known, row in losses.items() if known.startswith(key)), None)
+    return losses_of(losses, key).get("same")
 
 
 def _named(engine: dict) -> tuple[str, str, str]:

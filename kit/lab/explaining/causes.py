@@ -34,7 +34,8 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Cause:
-    """``seconds``: of a token or a request (``of``); ``low``, ``high``: its 95 % interval. ``evidence``, ``remedy``: words."""
+    """``seconds``: of a token or a request (``of``); ``low``, ``high``: its 95 % interval. ``evidence``, ``remedy``: words;
+    ``flags``: those of the engine that the remedy gives, if it does."""
 
     name: str
     seconds: float
@@ -43,6 +44,7 @@ class Cause:
     evidence: str = ""
     remedy: str = ""
     of: str = DECODE
+    flags: str = ""
 
     @property
     def is_fault(self) -> bool:

@@ -6,6 +6,7 @@ from kit.lab.measuring.busy import WORTH, apart
 from kit.lab.measuring.measurements import digest_of, shared
 from kit.lab.predicting import quality
 from kit.lab.predicting.losses import format_kl
+from kit.lab.predicting.losses import of as losses_of
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS
 
 _NEAR = 1.1  # times llama.cpp's KL at most, besides the errors of both
@@ -18,7 +19,7 @@ def faster(file) -> str:
         losses = quality.kept(file)
     except KitError:  # no tokenizer or pass of the kit: no quality either
         return ""
-    theirs = next((row for name, row in losses.items() if name.startswith(PROGRAM)), None)
+    theirs = losses_of(losses, PROGRAM)
     digest, store = digest_of(file), shared()
     exact = store.known(BLOCKS.label, digest)
     for way in BLOCK_WAYS[:0:-1]:  # the one that rounds most first

@@ -11,12 +11,16 @@ from kit.lab.explaining.causes import Cause, Window, account
 from kit.system import groups
 from kit.units import brief, format_bytes, format_seconds
 
+FLAGS = {  # of llama-server: cause -> what to start it with, in place of what it has
+    "threads": "-t {cores}", "load": "--sleep-idle-seconds -1", "reprocess": "{reuse}",
+    "depth": "-ctk q8_0 -ctv q8_0 -fa on", "context": "-c {context} -ctk q8_0 -ctv q8_0", "lock": "--mlock",
+}  # fmt: skip
 # engine -> cause -> remedy; "" is for any engine. {names} are filled from ServerFacts.
 REMEDIES = {
     "llama-server": {
-        "threads": "-t {cores}", "load": "--sleep-idle-seconds -1 keeps the model loaded",
-        "reprocess": "{reuse}", "depth": "-ctk q8_0 -ctv q8_0 -fa on halves the bytes of keys and values",
-        "context": "-c {context} -ctk q8_0 -ctv q8_0 leaves the weights their memory", "lock": "--mlock",
+        "threads": "{flags}", "load": "{flags} keeps the model loaded",
+        "reprocess": "{told}", "depth": "{flags} halves the bytes of keys and values",
+        "context": "{flags} leaves the weights their memory", "lock": "{flags}",
     },
     "Ollama": {
         "threads": "PARAMETER num_thread {cores} in the Modelfile, or num_thread in the options of a request",
@@ -73,8 +77,8 @@ class ServerFacts:
         return next((2**power for power in range(17, 7, -1) if 2**power <= min(room, self.context)), 0)
 
 
-def remedy(name: str, facts: ServerFacts, seen: Seen) -> str:
-    """What to do about a cause; "" where nothing is to be done."""
+def remedy(name: str, facts: ServerFacts, seen: Seen) -> tuple[str, str]:
+    """(what to do about a cause, the flags that this gives the engine); "" where nothing is to be done, or it is no flag."""
     if name in ("disk", "swap"):
         if facts.pushed and facts.smaller:
             name = "context"
@@ -88,11 +92,13 @@ def remedy(name: str, facts: ServerFacts, seen: Seen) -> str:
         "spin": f"start it without {' and '.join(facts.owner.sleepy)}" if facts.owner and facts.owner.sleepy else
                 "start it with OMP_WAIT_POLICY=active in its environment",
         "named": f": {', '.join(seen.busiest)}" if seen.busiest else "",
-        "reuse": "--ctx-checkpoints 32 (a state cannot be cut, only gone back to)" if facts.recurrent else
-                 "cache_prompt true in the request, one slot for each conversation (-np), and --cache-reuse 256",
+        "reuse": "--ctx-checkpoints 32" if facts.recurrent else "",
+        "told": "--ctx-checkpoints 32 (a state cannot be cut, only gone back to)" if facts.recurrent else
+                "cache_prompt true in the request, one slot for each conversation (-np), and --cache-reuse 256",
     }  # fmt: skip
-    template = REMEDIES.get(facts.engine, {}).get(name) or REMEDIES[""].get(name, "")
-    return template.format(**values)
+    own = REMEDIES.get(facts.engine, {})
+    flags = FLAGS.get(name, "").format(**values) if facts.engine == "llama-server" else ""
+    return (own.get(name) or REMEDIES[""].get(name, "")).format(flags=flags, **values), flags
 
 
 def _evidence(name: str, facts: ServerFacts, seen: Seen, tokens: int) -> str:
@@ -152,7 +158,7 @@ def explained(
     tokens = next(window.tokens for window in windows if window.seen is seen)
     return [
         replace(cause, evidence=evidence.get(cause.name) or _evidence(cause.name, facts, seen, tokens),
-                remedy=remedy(cause.name, facts, seen))
+                **dict(zip(("remedy", "flags"), remedy(cause.name, facts, seen), strict=True)))
         for cause in account(rows, of)
     ]  # fmt: skip
 

@@ -101,23 +101,10 @@ def _to_try(running: Running, change: dict | None) -> str:
     command = running.owner.command
     again = f"kit explain {running.server.url} --compare before.json"
     text = "This server is yours, so kit does not restart it. Keep this answer (`--json > before.json`), then "
-    if command and remedy.startswith("-"):
+    if command and change["flags"]:
         text += "start the server so, and ask again:"
-        return f"{paragraph(text)}\n    {changed(shlex.join(command), flags(remedy))}\n    {again}\n"
+        return f"{paragraph(text)}\n    {changed(shlex.join(command), change['flags'])}\n    {again}\n"
     return f"{paragraph(f'{text}change this: {remedy}. Then ask again:')}\n    {again}\n"
-
-
-def flags(remedy: str) -> str:
-    """The flags that a remedy begins with: ``-t 2``; "" where it has none."""
-    words = []
-    for word in remedy.split():
-        if not (word.startswith("-") or (words and words[-1].startswith("-") and not word.isalpha()) or word in _VALUES):
-            break
-        words.append(word)
-    return " ".join(words)
-
-
-_VALUES = ("on", "off", "auto")
 
 
 def try_change(spec: str, file: Path, say: Callable[[str], object], as_json: bool = False) -> dict:
@@ -125,7 +112,7 @@ def try_change(spec: str, file: Path, say: Callable[[str], object], as_json: boo
     tell = (lambda text: None) if as_json else say
     with Started(spec, file) as server:
         answer = explain(server.url, tell, file=file)
-    change = flags(answer["change"]["remedy"]) if answer["change"] else ""
+    change = answer["change"]["flags"] if answer["change"] else ""
     if not change:
         tell("There is no flag to try.\n")
         as_json and say(to_json(answer))

@@ -13,8 +13,6 @@ from kit.lab.measuring.measure import interval_within
 from kit.system.paths import shown
 from kit.units import format_bytes, format_rate, format_seconds, printable
 
-SLOWER = 1.02  # a server that reports so many times what was received is said to
-
 
 def sections(running: Running) -> Iterator[tuple[str, object, str]]:
     """(key, plain data, text) of each part, as soon as it is measured: the answer on decode comes first."""
@@ -28,7 +26,8 @@ def sections(running: Running) -> Iterator[tuple[str, object, str]]:
     told = [plain(cause) for cause in found if cause.name != causes.PROMPT]
     yield "causes", [each | {"remedy": ""} if busy and each["name"] != "busy" else each for each in told], ""
     worst = None if busy else causes.largest(found)
-    yield "change", worst and {"cause": worst.name, "of": worst.of, "remedy": worst.remedy}, _change(worst, found, busy)
+    change = worst and {"cause": worst.name, "of": worst.of, "remedy": worst.remedy, "flags": worst.flags}
+    yield "change", change, _change(worst, found, busy)
     yield "faults", running.faults, _faults(running)
 
 
@@ -165,7 +164,7 @@ def _turn_told(running: Running) -> str:
         text += f", and without its prefix cache it takes {format_seconds(turn['seconds_without_cache'])}"
     text += "."
     if turn["again"] > turn["new"]:
-        remedy = "" if busy_of(running) else f": {remedies.remedy('reprocess', running.facts, _seen(running))}"
+        remedy = "" if busy_of(running) else f": {remedies.remedy('reprocess', running.facts, _seen(running))[0]}"
         text += f" It computed {turn['again']} positions again{remedy}."
     return paragraph(text)
 

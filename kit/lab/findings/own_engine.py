@@ -12,7 +12,7 @@ from kit.lab.engines.started import WHEEL, Started, changed
 from kit.lab.explaining import causes, of_engines, remedies, running_words
 from kit.lab.explaining.causes import Cause, Window
 from kit.lab.explaining.running import NEAR, Running
-from kit.lab.explaining.running_answer import flags, turns
+from kit.lab.explaining.running_answer import turns
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.measuring.measure import interval_of
 
@@ -51,7 +51,7 @@ class Explained:
     @property
     def change(self) -> str:
         """The flags of the largest cause's remedy; "" where it is no flag."""
-        return flags(self.largest.remedy) if self.largest else ""
+        return self.largest.flags if self.largest else ""
 
 
 def table(explained: Explained) -> pd.DataFrame:

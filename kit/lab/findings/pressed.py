@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,31 +34,21 @@ def pinned_blocks(nbytes: int) -> Way:
     return replace(BLOCKS, policy="Pinned", capacity=nbytes, holds="pinned")
 
 
-@dataclass(frozen=True)
-class Pressed:
-    """``measured``, None with the ``reason`` where it cannot be had; ``limit``: what held the pages back; ``stayed``: share of
-    the file's pages in memory when a token began, the largest. Few of them are hits: a pass drops what it would ask for next.
-    ``gbps``: bytes that a token read from the disk, over its seconds, at best. ``cold``: the same of a group's first
-    passes, which are not among the samples: what the map brings (0: no group)."""
-
-    measured: Reading | None
-    reason: str = ""
-    limit: str = ""
-    stayed: float = 0.0
-    gbps: float = 0.0
-    cold: float = 0.0
-
-
 @once_a_run
-def measure(path: Path, tokens: int, pinned: Sequence[int] = (), limit: int = 0) -> dict[Way, Pressed]:
+def measure(path: Path, tokens: int, pinned: Sequence[int] = (), limit: int = 0) -> dict[Way, Reading | str]:
     """``tokens`` tokens with blocks in so many bytes of memory, for each number in ``pinned``, and with none held (PRESSED), in
-    a group of ``limit`` bytes if one may be made, which may keep so many. No other process may have the file mapped."""
+    a group of ``limit`` bytes if one may be made, which may keep so many; a str says why a way cannot be had. No other process
+    may have the file mapped.
+
+    A row has ``stayed``: share of the file's pages in memory when a token began, the largest. Few of them are hits: a pass
+    drops what it would ask for next. ``gbps``: bytes that a token read from the disk, over its seconds, at best. ``cold``: the
+    same of a group's first passes, which are not among the samples: what the map brings (0: no group)."""
     gc.collect()  # models that are done with refer to themselves, and mapped pages cannot be dropped
     ways = [*map(pinned_blocks, pinned), PRESSED]
     try:
         told = child.call(_taken, str(path), tokens, limit, *pinned, timeout=600)
     except child.Ended as ended:
-        return {way: Pressed(None, str(ended)) for way in ways}
+        return dict.fromkeys(ways, str(ended))
     if group := told[-1]["group"]:
         ways[-1] = replace(PRESSED, capacity=limit)
         with suppress(OSError):
@@ -66,16 +56,21 @@ def measure(path: Path, tokens: int, pinned: Sequence[int] = (), limit: int = 0)
     return {way: _judged(way, one) for way, one in zip(ways, told, strict=True)}
 
 
-def _judged(way: Way, told: dict) -> Pressed:
+def _judged(way: Way, told: dict) -> Reading | str:
     """A group's pages change from moment to moment, but all of the file never fits into it."""
     if told["group"] and told["stayed"] > 0.98:
-        return Pressed(None, f"this system keeps {told['stayed']:.0%} of the file's pages in memory, whatever the limit")
+        return f"this system keeps {told['stayed']:.0%} of the file's pages in memory, whatever the limit"
     first = 1 + bool(told["group"])  # passes that warm up
     logits = torch.tensor(told["logits"], dtype=torch.float32, device="cpu")
-    measured = Reading(way.label, "", tuple(told["seconds"][first:]), row={"resident": way.capacity or 0}, result=logits)
     rates = np.divide(told["read"], told["seconds"]) / 1e9
-    how, cold = ("a control group", rates[:first].max()) if told["group"] else ("read past the page cache", 0.0)
-    return Pressed(measured, "", how, told["stayed"], float(rates[first:].max()), float(cold))
+    row = {"resident": way.capacity or 0, "stayed": told["stayed"], "gbps": float(rates[first:].max())}
+    row["cold"] = float(rates[:first].max()) if told["group"] else 0.0
+    return Reading(way.label, "", tuple(told["seconds"][first:]), row=row, result=logits)
+
+
+def how(found: Reading | str) -> str:
+    """What held a way's pages back, or why it cannot be had."""
+    return found if isinstance(found, str) else "a control group" if found.row["cold"] else "read past the page cache"
 
 
 def _take(path: str, tokens: int, pinned: int) -> dict:

@@ -1,7 +1,12 @@
-"""How a loss of quality is written: one form on every page, in explain and in tables."""
+"""A loss of quality: where it is among those that are known, and how it is written on every page, in explain and in tables."""
 
 import math
 from decimal import Decimal
+
+
+def of(losses: dict[str, dict[str, float]], name: str) -> dict[str, float]:
+    """The row of ``losses`` of a precision, or of a program of any version; {} where it was not measured."""
+    return next((row for key, row in losses.items() if key.startswith(name)), {})
 
 
 def format_kl(kl: float, error: float) -> str:
