@@ -283,6 +283,75 @@ def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(sourc
     assert only["quantity"] == f"{BLOCK_WAYS[-1].quantity}, by kit quants" and only["samples"] == pytest.approx(reading.samples)
 
 
+def test_a_busy_table_has_no_best_row_on_a_page_either(source, tmp_path):
+    """A page drew the front of speeds that another process had slowed."""
+    row = {"bytes": 9, "bits": 8.5, "way": "int8", "speed": 2.0, "bound": 4.0, "samples": [2.0], "gbps": 9.0, "kl": 0.0,
+           "kl_error": 0.0, "same": 1.0, "memory": 9, "best": False}  # fmt: skip
+    lab = SimpleNamespace(out=tmp_path, record=lambda **given: None, machine=MACHINE)
+    for others, best in ((0.0, [True, True]), (1.5, [False, False])):
+        rows = [row | {"file": name, "others": others} for name in ("a.gguf", "b.gguf")]
+        (tmp_path / "q.json").write_text(to_json({"rows": rows}))
+        with kit.open(source) as file:
+            assert [*quants.of_run([tmp_path / "q.json"], lab, file)["best"]] == best
+
+
+def test_files_are_timed_in_turn_after_a_few_tokens_each_and_memory_is_read_after_every_one(monkeypatch):
+    """By a process that answers what it is asked: two files, each by both ways, two rounds and one that was disturbed."""
+    asked, closed, rates = [], [], iter([5.0, 7.0, *[6.0] * 99])
+
+    class Process:
+        def __init__(self, name, path, context):
+            self.process, self.named = len(asked), (path, name, context)
+            asked.append(self.named)
+
+        def ask(self, **what):
+            asked.append((*self.named[:2], what))
+            return (4.0 if self.named[0] == "slow" else 2.0), "logits"
+
+        def memory(self):
+            return len(self.named[0])
+
+        def close(self):
+            closed.append(self.named[:2])
+
+    def quietest(once, rounds, processes):
+        taken = [(others, once(number)) for number, others in enumerate((0.3, 0.9, 0.1)[: rounds + 1])]
+        assert len(processes) == 2 * len(quants.WAYS)
+        return taken[:rounds], len(taken)
+
+    monkeypatch.setattr(quants, "Process", Process)
+    monkeypatch.setattr(quants.state, "quietest", quietest)
+    monkeypatch.setattr(quants.slices, "now_gbps", lambda: next(rates))
+    speeds, memory, gbps, others = quants._speeds(["slow", "fast!"], [1, 2, 3], 2, 9, False)
+    keys = [(path, way) for path in ("slow", "fast!") for way in quants.WAYS]
+    assert [*speeds] == [*memory] == keys and gbps == 7.0 and others == 0.9
+    assert speeds == {(path, way): [2.0 if path == "slow" else 4.0] * 2 for path, way in keys}, "8 further tokens a round"
+    assert memory == {(path, way): len(path) for path, way in keys}
+    names = [(path, quants.WAYS[way].name) for path, way in keys]
+    loads = {"load": True}, {"begin": [1, 2, 3]}, {"steps": 2}
+    begun = [each for path, name in names for each in [(path, name, 12), *((path, name, what) for what in loads)]]
+    turn = [(path, name, what) for path, name in names for what in ({"begin": [1, 2, 3]}, {"steps": 8})]
+    assert asked == begun + 3 * turn and closed == names[::-1]
+
+
+@pytest.mark.parametrize("tokens, scored", [(0, 40), (17, 17)])
+def test_a_loss_is_to_the_exact_products_of_the_first_file_over_one_window(monkeypatch, source, tokens, scored):
+    """The truth is one source and a row's own where it is that row; every other is the products of its file by its way."""
+    config = SimpleNamespace(context=99)
+    monkeypatch.setattr(quants.kit, "Transformer", lambda weights: SimpleNamespace(tokenizer="t", config=config))
+    monkeypatch.setattr(quants.kit, "Weights", lambda file: file)
+    monkeypatch.setattr(quants.divergence, "tokens_for", lambda weights, thorough: 40 if thorough and weights == 5 else -1)
+    monkeypatch.setattr(quants, "_elements", {"first": 5, "second": 6}.get)
+    monkeypatch.setattr(quants.divergence, "window_of", lambda tokenizer, context, tokens: [0] * tokens)
+    monkeypatch.setattr(quants.quality, "from_blocks", lambda *given: [given])
+    monkeypatch.setattr(quants.divergence, "compare", lambda *given: given)
+    window, truth, sources, progress = quants._losses({"a": "first", "b": "second"}, "a", tokens, False)
+    assert len(window) == scored and truth == [("first", scored)] and progress is False
+    assert sources["a", "exact"] is truth and sources.pop(("a", "exact"))
+    assert sources == {(path, way): [({"a": "first", "b": "second"}[path], scored, row.product.linear)]
+                       for path in "ab" for way, row in quants.WAYS.items() if (path, way) != ("a", "exact")}  # fmt: skip
+
+
 def test_the_table_s_own_probe_raises_the_limit_of_the_run(source, tmp_path, monkeypatch):
     """64.1 tokens per second at most in the table, 67.9 on the same page: two bounds of one file."""
     monkeypatch.setattr("kit.lab.measuring.state.in_caches", lambda: False)

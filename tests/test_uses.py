@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import gguf
 import model_files
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,8 @@ from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.measured_ways import measure_apart
 from kit.lab.explaining.study import Study
 from kit.lab.findings import reported
+from kit.lab.measuring import measurements
+from kit.lab.measuring.busy import Busy
 from kit.lab.predicting import sampling
 from kit.lab.predicting.measured import _HELD, Cost, keep, keep_pass, measure_costs, of_run
 from kit.lab.predicting.order import FUSED, Kind, Order, ProgramCost, draw, order_of
@@ -371,7 +374,8 @@ def test_a_use_costs_the_same_on_every_page_of_a_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("via", "runs", "shared"), [("kit", True, True), ("transformers", True, False), ("kit", False, False)])
 def test_a_way_has_one_prediction_in_a_run(tmp_path, monkeypatch, via, runs, shared):
     """Page 09 predicted from a decode that it recorded itself: 22.6 ms for an exact token that page 07 had at 23.1 ms."""
-    path, here = model_files.write(tmp_path, "tiny-llama"), {"memory": 2 << 20, "tokens": 2, "folder": tmp_path / "07"}
+    path, seven = model_files.write(tmp_path, "tiny-llama"), tmp_path / "07"
+    here = {"memory": 2 << 20, "tokens": 2, "folder": seven, "store": measurements.of_run(seven)}
     recorded, seconds = order_of, iter(range(1, 99))
 
     def order_in(*args):  # each recording has times of its own
@@ -386,7 +390,7 @@ def test_a_way_has_one_prediction_in_a_run(tmp_path, monkeypatch, via, runs, sha
         order = dataclasses.replace(order_in(file, 3), via="kit")
         costs, tensors = measure_costs(file, order.names), used_tensors(file, order)
         keep(here["folder"], file, costs, costs)
-        keep_pass(here["folder"], file, order)
+        keep_pass(here["store"], file, order)
         assert {*of_run(here["folder"], file, order.names)} == {*costs} and Kind("rest", ()) not in costs
         nine = Study(file, lambda: MACHINE, **here)
         assert (nine.order.rest, nine.order.programs) == (
@@ -397,5 +401,32 @@ def test_a_way_has_one_prediction_in_a_run(tmp_path, monkeypatch, via, runs, sha
             for one, some in ((order, costs), (nine.order, nine.costs))
         ]
         assert (found[0] == found[1]) == shared
-        alone = Study(file, lambda: MACHINE, **here | {"folder": tmp_path / "another run"})
+        alone = Study(file, lambda: MACHINE, **here | {"store": measurements.of_run(tmp_path / "another run")})
         assert alone.order.rest == 3.0
+
+
+def test_kit_explain_shows_the_parts_that_the_run_before_it_recorded_and_its_own_again(tmp_path, monkeypatch):
+    """Page 09 had 4.14 ms for the output matrix, and `kit explain`, minutes later, 2.09 ms of the same token of 22.0 ms."""
+    recorded, seconds = order_of, iter(range(1, 99))
+    monkeypatch.setattr(studies, "order_of", lambda *args: dataclasses.replace(recorded(*args), rest=float(next(seconds))))
+    how = {"memory": 2 << 20, "tokens": 2}
+    with kit.open(model_files.write(tmp_path, "tiny-llama")) as file:
+        asked = lambda **more: Study(file, lambda: MACHINE, **how | more).order.rest  # noqa: E731
+        assert [asked(busy=Busy(2.0)), asked(), asked(), asked(again=True), asked()] == [1.0, 2.0, 2.0, 4.0, 4.0]
+        keep_pass(measurements.of_run(tmp_path), file, dataclasses.replace(recorded(file, 2), rest=0.5), "07")
+        assert asked() == asked(store=measurements.of_run(tmp_path)) == 0.5
+
+
+@given(st.lists(st.tuples(st.floats(1e-3, 1.0), st.floats(0, 1e10)), min_size=1, max_size=6), st.floats(0.1, 5.0))
+def test_no_part_of_a_token_is_read_faster_than_memory_and_they_sum_to_it(parts, whole):
+    """By filling: what is at its least stays there, the others keep their ratios."""
+    recorded = pd.Series([1e-3, *(seconds for seconds, _ in parts)])
+    least = pd.Series([0.0, *(nbytes / 20e9 for _, nbytes in parts)])
+    found = tables._scaled(recorded, least, whole)
+    assert found.sum() == pytest.approx(whole)
+    if least.sum() < whole:
+        assert (found >= least * (1 - 1e-9)).all()
+        ratios = (found / recorded)[found > least * (1 + 1e-9)]
+        assert ratios.max() <= ratios.min() * (1 + 1e-9) and (found / recorded).max() >= ratios.max()
+    else:
+        assert (found / recorded).max() == pytest.approx((found / recorded).min())

@@ -20,6 +20,7 @@ from kit.lab.claims.records import Record
 from kit.lab.commands.cli import main
 from kit.lab.engines.table import BUSY_TOLD
 from kit.lab.measuring import measurements
+from kit.lab.measuring.minutes import compared
 from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.ways import BLOCKS
 from kit.lab.report import html, index, lead, published
@@ -198,6 +199,40 @@ def test_other_pages_and_engines_that_did_not_run_are_no_bars(tmp_path):
     assert [bar.seconds for bar in found.bars] == [0.05, 0.04, 0.03] and found.notebook == "07_memory_frontier"
     [slow] = leads_of(tmp_path, [way], "m", ENGINES | {"llama.cpp, mmap": {"speed": 0.5}})
     assert slow.peer.samples == (2.0,) and slow.share(slow.peer) == 1 and slow.share(slow.best) == 0.05 / 2
+
+
+def of_samples(own, peer, notebook="07_memory_frontier", bound=lead.LIMIT, least=0.05, **more):
+    """A Lead of a way of kit, of llama.cpp and of a limit, with these samples."""
+    bars = [("kit", "own", own), ("llama.cpp", "peer", peer), (bound, "bound", (least,))]
+    return lead.Lead("m.gguf", tuple(lead.Bar(name, "", kind, samples, "") for name, kind, samples in bars), notebook, **more)
+
+
+def test_ways_that_ran_in_turn_are_compared_by_rounds_and_others_by_their_medians():
+    assert of_samples((0.1, 0.1), (0.2, 0.2)).compared == compared([2.0, 2.0], "llama.cpp")
+    for own, peer in (((0.1,), (0.2,)), ((0.1, 0.1, 0.1), (0.2, 0.2))):
+        assert of_samples(own, peer).compared == "2 times as fast as llama.cpp"
+    said = [of_samples((0.1, 0.1), peer, lead.EXPERTS, generated=made).compared
+            for peer, made in (((0.2, 0.2), False), ((0.2,), True))]  # fmt: skip
+    assert "on this file (2 tokens of llama.cpp" in said[0] and "random weights (1 token of llama.cpp" in said[1]
+    assert [of_samples(own, (0.2,)).best.spread for own in ((0.1,), (0.1, 0.3))] == ["", "100 ms to 300 ms in 2 samples"]
+
+
+def test_of_the_same_minutes_medians_are_held_against_the_limit_and_what_is_said_is_what_was_compared():
+    once_faster = {"own": (0.04, 0.06, 0.07), "peer": (0.2,)}
+    assert of_samples(**once_faster).beaten.startswith("kit: 40.0 ms per token beats the limit of 50.0 ms")
+    assert not of_samples(**once_faster, bound=lead.MINUTES).beaten
+    faster = of_samples((0.03, 0.04, 0.06), (0.2,), bound=lead.MINUTES)
+    assert faster.beaten.startswith("kit: 40.0 ms per token beats the limit"), "it said 30.0 ms, which is no contradiction"
+
+
+def test_only_seconds_of_a_token_that_ran_are_ways_of_a_mixture(tmp_path):
+    way = row_of("a token, slots past it, 2 readers", 0.09, lead.EXPERTS)
+    others = [replace(way, samples=[0.01], **change) for change in ({"quantity": "a prompt, slots"}, {"unit": "tok/s"},
+              {"status": "failed", "reason": "it ended"})]  # fmt: skip
+    assert [bar.seconds for bar in leads_of(tmp_path, [*others, way])[0].bars] == [0.09]
+    assert not leads_of(tmp_path, others)
+    run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now")
+    assert lead.generate(run) == command_line(run, "07_memory_frontier") != command_line(run, "09_your_model")
 
 
 def test_what_an_engine_lost_and_took_and_who_was_busy_by_its_row():

@@ -18,8 +18,8 @@ def command(files, to, tokens, rounds, figure, as_json):
     """Show which quantization of a model to use.
 
     FILEs are quantizations of one model. Each is measured on this machine: tokens per second with exact products and with
-    8-bit activations, compared with the limit of memory bandwidth; KL divergence from the file with the most bits, with its
-    error; and resident memory. A * marks a row if no other row is both faster and closer.
+    16-bit and 8-bit activations, compared with the limit of memory bandwidth; KL divergence from the file with the most bits,
+    with its error; and resident memory. A * marks a row if no other row is both faster and closer.
 
     A single FILE is quantized again. llama.cpp's quantizer, if it is installed, makes Q8_0, Q5_K, Q4_K, Q4_0, Q3_K and Q2_K;
     else gguf-py makes Q8_0, Q5_1, Q5_0, Q4_1 and Q4_0. --to chooses other formats. The new files go to a temporary folder.

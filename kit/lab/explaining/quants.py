@@ -1,7 +1,7 @@
 """Which quantization to take: files of one model in one table, with bytes, speed and its bound, loss with its error, memory.
 
-The file with the most bits per weight is the exact one, if none is named. Each file runs by exact products and by activations
-of eight bits.
+The file with the most bits per weight is the exact one, if none is named. Each file runs by exact products and by those that
+round activations to sixteen and to eight bits.
 """
 
 import json
@@ -75,8 +75,7 @@ def study(
                 names[path], model_bytes(path), bits[path], way, float(np.median(samples)), samples, read * 1e9 / used[path],
                 read, one["kl"], one["kl_error"], one["same"], memory[path, way], others, False, *keys[path],
             ))  # fmt: skip
-    table = pd.DataFrame(rows, columns=["file", *COLUMNS, *KEY]).set_index("file")
-    return table.assign(best=front(table["speed"].to_numpy(), table["kl"].to_numpy()) & (not busy_of(table)))
+    return _with_best(pd.DataFrame(rows, columns=["file", *COLUMNS, *KEY]).set_index("file"))
 
 
 def named(text: str) -> list[Path]:
@@ -126,7 +125,12 @@ def of_run(paths: Sequence[Path], lab, file) -> pd.DataFrame:
         samples = [1 / speed for speed in table["samples"].iloc[number]]
         lab.record(quantity=way.quantity + BY_QUANTS, unit="s", samples=samples, lower=1 / table["bound"].iloc[number],
                    lower_source="its bytes at the measured bandwidth")  # fmt: skip
-    return table.assign(best=front(table["speed"].to_numpy(), table["kl"].to_numpy()))
+    return _with_best(table)
+
+
+def _with_best(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with ``best`` by its speeds and losses; a busy machine has none."""
+    return table.assign(best=front(table["speed"].to_numpy(), table["kl"].to_numpy()) & (not busy_of(table)))
 
 
 def _by_the_run(table: pd.DataFrame, lab, machine: str) -> pd.DataFrame:

@@ -30,7 +30,7 @@ from kit.lab.measuring.measurements import Reading, Readings, shared
 from kit.lab.measuring.minutes import Minutes
 from kit.lab.predicting import sampling
 from kit.lab.predicting.divergence import CONTEXT, tokens_for
-from kit.lab.predicting.measured import Cost, Kind, is_kept, measure_costs, of_pass, of_run
+from kit.lab.predicting.measured import Cost, Kind, is_kept, keep_pass, measure_costs, of_pass, of_run
 from kit.lab.predicting.order import Order, draw, kind_of, order_of
 from kit.lab.predicting.quality import kept, quality
 from kit.lab.predicting.remembered import contexts
@@ -38,7 +38,7 @@ from kit.lab.predicting.room import Room
 from kit.lab.predicting.ways import BLOCKS, Prediction, Way, faster_than_probed, roofed
 from kit.lab.summary import summarize
 from kit.model.hyperparameters import read_config
-from kit.system import memory_available, memory_limit, note
+from kit.system import last_level_cache, memory_available, memory_limit, note
 from kit.units import format_count
 
 _PRECISIONS = (
@@ -63,7 +63,7 @@ class Study:
     ``file`` was cut to. ``minute``: seconds for the engines, and after which no further way is measured, the compiling of
     kernels not counted. ``store``: of measurements, read and written; ``again``: measure what it has, too; ``by``: who
     measures. ``name``: of the file in commands; "": its path. ``folder``: of a run, whose other pages' costs of single uses
-    and of passes are read. ``busy``: what other processes used.
+    are read. ``busy``: what other processes used.
     """
 
     file: object
@@ -199,9 +199,12 @@ class Study:
     @cached_property
     def order(self) -> Order:
         """What a decode of ``tokens`` tokens asks for: recorded, or drawn where only a sample of the layers was run, whose time
-        outside uses of weights grows with the layers. What its passes cost is what another page of the run recorded, if one
-        did."""
-        return of_pass(self.folder, self.file, self._recorded()) if self.folder else self._recorded()
+        outside uses of weights grows with the layers. What its passes cost is what the store has of them; else it is kept."""
+        recorded = self._recorded()
+        known = recorded if self.again or self.cut else of_pass(self.store, self.file, recorded)
+        if known is recorded and not (recorded.reason or self.cut or self.busy):
+            keep_pass(self.store, self.file, recorded, self.by)
+        return known
 
     def _recorded(self) -> Order:
         if self.map_found:  # measured before a decode, which may read the file again
@@ -271,7 +274,8 @@ class Study:
         linear = (way if way.product else BLOCKS).linear
         costs = {} if self.order.programs.get(linear) else self.costs
         real = self.measured.get(way)
-        return tables.parts_of(self.file, self.order, costs, linear, real and real.seconds)
+        most = self.read_gbps if bytes_used(self.read) > last_level_cache() else np.inf
+        return tables.parts_of(self.file, self.order, costs, linear, real and real.seconds, most)
 
     @property
     def contexts(self) -> list[dict]:

@@ -7,7 +7,7 @@ decode, so that threads, mapped pages, reused memory and CPU caches are in the s
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -20,7 +20,7 @@ from kit.gguf import formats
 from kit.lab.measuring import measurements
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.measuring.machine import machine_id
-from kit.lab.measuring.measurements import Reading, digest_of
+from kit.lab.measuring.measurements import Reading, Readings, digest_of
 from kit.lab.predicting.order import FUSED, Kind, Order, ProgramCost, kind_of, use_of
 from kit.lab.predicting.sampling import fewer_rows
 
@@ -75,7 +75,7 @@ def keep(folder: Path, file, before: dict[Kind, Cost], after: dict[Kind, Cost], 
     """Keep what uses of an open file's tensors cost ``before`` something else in the store of a run, for the other pages
     (``of_run``): what predicts it must not be measured after it. ``after``: the same later, kept next to it, for the machine
     moves. ``by``: the page that measured. Returns ``before``."""
-    add = _adding(folder, file, by)
+    add = _adding([measurements.of_run(folder)], file, by)
     for kind, cost in before.items():
         for term, uses in vars(cost).items():
             for how, seconds in uses.items():
@@ -83,22 +83,23 @@ def keep(folder: Path, file, before: dict[Kind, Cost], after: dict[Kind, Cost], 
     return before
 
 
-def keep_pass(folder: Path, file, order: Order, by: str = "") -> None:
-    """Keep in the store of a run what the recorded passes of ``order`` cost, for the other pages (``of_pass``)."""
-    add = _adding(folder, file, by)
+def keep_pass(store: Readings, file, order: Order, by: str = "") -> None:
+    """Keep in a store, and in the shared one, what the recorded passes of ``order`` cost, for ``of_pass``."""
+    add = _adding({each.path: each for each in (store, measurements.shared())}.values(), file, by)
     add(_REST, "pass", order.via, order.rest)
     for linear, program in order.programs.items():
         for kind, seconds in {_REST: program.rest, **program.products}.items():
             add(kind, "program", linear, seconds)
 
 
-def _adding(folder: Path, file, by: str) -> Callable[..., None]:
-    """A function that adds to the store of a run what `_stored` finds there, ``row`` in words."""
-    store, key = measurements.of_run(folder), {"file": digest_of(file), "settings": measurements.settings(), "by": by}
+def _adding(stores: Iterable[Readings], file, by: str) -> Callable[..., None]:
+    """A function that adds to stores what `_stored` finds there, ``row`` in words."""
+    key = {"file": digest_of(file), "settings": measurements.settings(), "by": by}
 
     def add(kind: Kind, term: str, how: str, seconds: float, **row) -> None:
         way = f"{_USE}{kind.qtype} {'x'.join(map(str, kind.shape))} {term} {how}"
-        store.add(Reading(way, samples=(seconds,), row=row, **key))
+        for store in stores:
+            store.add(Reading(way, samples=(seconds,), row=row, **key))
 
     return add
 
@@ -117,11 +118,11 @@ def of_run(folder: Path, file, names, dtypes=DTYPES) -> dict[Kind, Cost]:
             for kind, cost in kept.items() if kind in more}  # fmt: skip
 
 
-def of_pass(folder: Path, file, order: Order) -> Order:
-    """``order`` with the costs of the passes that another page of the run recorded in the same way, if one did: a way then has
-    one prediction in a run."""
+def of_pass(store: Readings, file, order: Order) -> Order:
+    """``order`` with the costs of the passes that a store has, if they were recorded in the same way: a way then has one
+    prediction in a run, and a token's parts are those of the token that stands above them."""
     passes, programs = {}, defaultdict(dict)
-    for kind, term, how, seconds in _stored(folder, file):
+    for kind, term, how, seconds in _stored(store, file):
         if term == "pass":
             passes[how] = seconds
         elif term == "program":
@@ -140,16 +141,16 @@ def is_kept(folder: Path, file) -> bool:
 
 def _kept(folder: Path, file) -> dict[Kind, Cost]:
     costs = {}
-    for kind, term, how, seconds in _stored(folder, file):
+    for kind, term, how, seconds in _stored(measurements.of_run(folder), file):
         if term in _TERMS:
             vars(costs.setdefault(kind, _no_cost()))[term][how] = seconds
     return costs
 
 
-def _stored(folder: Path, file) -> Iterator[tuple[Kind, str, str, float]]:
-    """(kind, term, how, seconds) of what the pages of a run kept of an open file, on this machine with these settings."""
+def _stored(store: Readings, file) -> Iterator[tuple[Kind, str, str, float]]:
+    """(kind, term, how, seconds) of what was kept of an open file, on this machine with these settings."""
     key = digest_of(file), machine_id(), measurements.settings()
-    for row in measurements.of_run(folder):
+    for row in store:
         if row.way.startswith(_USE) and (row.file, row.machine, row.settings) == key:
             qtype, shape, term, how = row.way.removeprefix(_USE).split(" ")
             yield Kind(qtype, tuple(map(int, filter(None, shape.split("x"))))), term, how, row.median

@@ -115,7 +115,7 @@ class Lead:
         faster = [
             bar for bar in self.bars if self.bound and bar.kind != "bound" and best(bar.samples) * NOISE < self.bound.seconds
         ]
-        told = [f"{bar.name}: {format_seconds(min(bar.samples))} per token" for bar in faster]
+        told = [f"{bar.name}: {format_seconds(best(bar.samples))} per token" for bar in faster]
         return f"{'; '.join(told)} beats the limit of {format_seconds(self.bound.seconds)}: the limit is wrong" if told else ""
 
 

@@ -159,9 +159,14 @@ def perform(
             run.notebooks.pop(job.name, None)
             run.save()
             target = run.folder / f"{job.name}.ipynb"
-            kept, cell = taken and taken / job.name, lambda n, job=job: on_cell(job, n)
+            kept, rests_on = taken and taken / job.name, dict(run.limits)
+
+            def cell(number, job=job, rests_on=rests_on):
+                rests_on.update({} if rests_on else run.limits)  # the first page measures them
+                on_cell(job, number)
+
             outcome = execute(job.source, target, job.parameters, timeout, cell, on_second, kept, draws)
-            then = {"finished": now(), "digest": job.digest} | run.limits
+            then = {"finished": now(), "digest": job.digest} | (rests_on or run.limits)
             run.notebooks[job.name] = NotebookOutcome(**asdict(outcome), **then)
             if outcome.status != "ok":
                 failure = records.Record(

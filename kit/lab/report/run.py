@@ -39,7 +39,7 @@ class Request:
 class NotebookOutcome(Outcome):
     """How and when one notebook ended. ``digest`` is that of all that it follows from (kit.lab.report.sources): when that has
     changed, it is run again. ``kept``: the name of the run that it was copied from. ``read_gbps``, ``write_gbps``: the run's
-    limits then."""
+    limits when it began, on which its bounds rest; what it probes itself may raise them."""
 
     finished: str
     digest: str
