@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import documented
 import model_files
@@ -68,6 +69,10 @@ class Clock:
     def perf_counter(self):
         return self.now
 
+    def takes(self, seconds, result=None):
+        self.now += seconds
+        return result
+
     def slow(self, target, name, cost):
         """Let a method take cost(its first argument) more."""
         own = getattr(target, name)
@@ -122,6 +127,47 @@ def test_page_12_says_whose_pair_it_is(tmp_path, tiny_file):
     assert page.without_draft(lab, "", lab.path()) == page.without_draft(lab, name, Path("other.gguf")) == ""
     assert "give one by `-p draft=FILE`" in page.without_draft(lab, "", Path("other.gguf"))
     assert page.without_draft(kit.Session("12_drafts", "smoke", out=str(tmp_path)), "", Path("other.gguf")) == ""
+
+
+@pytest.mark.parametrize("can_be_cut, copies", [(True, 0.0), (False, 3.0)])
+def test_passes_of_all_sizes_take_turns_and_leave_the_cache_as_it_was(monkeypatch, can_be_cut, copies):
+    """The first round records the passes and counts nowhere."""
+    clock, sizes, back = Clock(), [], []
+    monkeypatch.setattr(costs, "time", clock)
+    first = lambda: 100.0 * (len(sizes) <= 4)  # noqa: E731
+
+    def verify(tokens, cache):
+        sizes.append(len(tokens))
+        return clock.takes(10.0 * len(tokens) + first(), SimpleNamespace(keep=lambda kept: clock.takes(float(kept))))
+
+    model = SimpleNamespace(verify=verify, step=lambda tokens, cache: sizes.append(1) or clock.takes(7.0 + first()))
+    cache = SimpleNamespace(mark=lambda: clock.takes(3.0, "base"), back_to=back.append, can_be_cut=can_be_cut)
+    found = costs.verification(model, cache, [*range(9)], most=3, rounds=2)
+    assert found == [Costs((7.0, 20.0, 30.0, 40.0), back=1.0, copies=copies)] * 2, "kept: a half of 2, 3 and 4 tokens"
+    assert sizes == [4, 3, 2, 1, 1, 2, 3, 4, 4, 3, 2, 1] and back == ["base"] * 12
+    assert costs.typical([found[0], Costs((9.0, 22.0, 28.0, 44.0), back=5.0, copies=9.0), found[1]]) == found[0]
+
+
+@pytest.mark.parametrize("again, read", [(False, 2), (True, 5)])
+def test_what_a_drafted_token_and_one_that_is_read_cost_by_a_drafter_of_known_times(monkeypatch, again, read):
+    """5 s for each token that it has not read, 2 s for each that it drafts; the first round takes longer."""
+    clock, calls, followed = Clock(), [], []
+    monkeypatch.setattr(costs, "time", clock)
+
+    def propose(tokens, count, sampler):
+        new = len(tokens) - (calls[-1][0] if calls else 0)
+        calls.append((len(tokens), count, new))
+        clock.takes(5.0 * new + 2.0 * count + 100.0 * (len(calls) <= 6))
+
+    model = SimpleNamespace(new_cache=lambda: "cache", step=lambda *given: followed.append(given))
+    drafter = SimpleNamespace(propose=propose, follow=lambda *given: followed.append(given), again=again)
+    tokens = [*range(60)]
+    found = costs.drafting(model, drafter, tokens, rounds=2)
+    assert found == {"draft": 2.0, "catch_up": 5.0, "read": 5.0, "again": again}
+    assert followed == [(model, "cache"), (tokens, "cache")]
+    timed = [(count, new) for _, count, new in calls[1::2]]
+    assert timed == [(1, 1), (4, 1), (1, read)] * 3 and calls[-1][0] == len(tokens), "the whole text, and no more"
+    assert {(count, new) for _, count, new in calls[2::2]} == {(1, 1)}, "one of a single token before each"
 
 
 def test_break_even_and_the_best_draft():

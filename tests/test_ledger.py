@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import cells
@@ -21,7 +22,7 @@ from kit.lab.claims import runs as several
 from kit.lab.claims import table as claims
 from kit.lab.claims.session import Session
 from kit.lab.commands import cli
-from kit.lab.measuring import disk
+from kit.lab.measuring import disk, drift
 from kit.lab.report import index
 from kit.lab.report import run as runs
 from kit.lab.tables import shown
@@ -235,6 +236,51 @@ def test_one_verdict_that_flips_between_two_runs_is_found(tmp_path):
     assert "1 undecided in one and decided in another: layer-50s" in found.output
     one = CliRunner().invoke(cli.main, ["verify", str(a), str(a)])
     assert one.exit_code == 2 and "one run" in one.output
+
+
+@pytest.mark.parametrize(("words", "state"), [
+    (("reproduced", "impossible"), "flips"), (("reproduced", "impossible", "no record"), "flips"),
+    (("no record", "no record"), "judged in none"), (("reproduced", "undecided here"), "open"),
+    (("reproduced", "no record", "undecided here"), "open"), (("reproduced", "no record"), "differs"),
+    (("undecided here", "not measurable here"), "differs"), (("undecided here", "undecided here"), "same"),
+    (("reproduced", "reproduced"), "same"), (("reproduced in ratio", "reproduced"), "flips"),
+])  # fmt: skip
+def test_what_several_runs_say_of_a_claim_has_one_state(words, state):
+    row = several.ComparedClaim("c", "", words, "undecided here")
+    assert (row.state, row.flips, row.differs) == (state, state == "flips", len({*words}) > 1)
+
+
+def test_one_part_has_its_reason_in_the_claim_s_row_and_several_have_rows_of_their_own(tmp_path):
+    parts = ("q", "reproduced"), ("other", "reproduced")
+    folders = [run_of(tmp_path / name, *(("cold-inference", *part) for part in parts[:1] + parts[1:] * (name == "b")))
+               for name in ("a", "b")]  # fmt: skip
+    whole, *below = [row for row in several.compare(folders) if row.claim == "cold-inference"]
+    assert whole.reason == "" and [row.quantity for row in below] == ["q", "other"]
+    assert all(row.reason for row in below)
+    only = run_of(tmp_path / "c", ("cold-inference", "q", "reproduced"))
+    [alone] = [row for row in several.compare([folders[0], only]) if row.claim == "cold-inference"]
+    assert alone.reason == below[0].reason and alone.quantity == ""
+
+
+def test_machines_are_compared_by_runs_of_one_profile(tmp_path):
+    a = run_of(tmp_path / "a", ("cold-inference", "q", "reproduced"))
+    b = run_of(tmp_path / "b", ("cold-inference", "q", "reproduced"), machine="other", profile="smoke")
+    with pytest.raises(ReportError, match="differ in their profile"):
+        several.machine_rows([a, b])
+
+
+def test_parameters_in_another_order_are_the_same(tmp_path):
+    one = record("cold-inference", "reproduced", quantity="q", parameters={"seed": 0, "profile": "quick"})
+    other = replace(one, parameters={"profile": "quick", "seed": 0})
+    assert several.aligned([[one], [other]]) == [[one, other]]
+
+
+def test_a_spread_without_a_kind_of_quantity_is_refused(tmp_path):
+    folders = [run_of(tmp_path / name, ("cold-inference", "q", "reproduced")) for name in "ab"]
+    (tmp_path / "drift.yaml").write_text("# why\n")
+    with pytest.raises(ReportError, match=f"no quantity of the kind {next(kind for kind in drift.KINDS)}: name runs"):
+        several.keep(tmp_path / "drift.yaml", folders)
+    assert (tmp_path / "drift.yaml").read_text() == "# why\n"
 
 
 def test_runs_without_a_notebook_in_common_are_not_compared(tmp_path):
