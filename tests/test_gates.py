@@ -211,7 +211,7 @@ def test_the_command_leaves_a_kept_page_and_warns(tmp_path):
     reproduce(notebooks.path, known_machine(tmp_path / "one"))
     notebooks.add("02_second", FASTER)
     told = reproduce(notebooks.path, tmp_path / "two").output
-    assert "01_first  copied from one" in told and "a later probe" not in told
+    assert "01_first  copied from one" in told and "same measurements, for 02_second\n" in told, "not for the kept one"
     assert "warning: 01_first: its limits are out of date" in told
 
 
