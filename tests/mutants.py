@@ -63,6 +63,8 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
 ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives does what the line does
     ("kit.cache.replay", "if policy.resident_bytes > peak:"): "an equal peak is the peak",
     ("kit.cache.replay", "for index, (key, size) in enumerate("): "keys and sizes of Requests are as many",
+    ("kit.lab.explaining.quants", 'bar = tqdm(total=rounds, desc="speeds"'): "a bar of progress",
+    ("kit.lab.explaining.quants", 'say(f"speeds: round {number + 1} of'): "a line of progress",
     ("kit.lab.explaining.quants", "names = dict(zip(paths, distinct_names"): "as many names as paths",
     ("kit.lab.explaining.quants", 'read, one["kl"], one["kl_error"]'): "a column that the next line overwrites",
     ("kit.lab.explaining.quants", 'axes.plot(part["x"], part["bound"], "_"'): "a dash longer by a point",

@@ -246,7 +246,7 @@ CASES = {  # a notebook joins by its row
             "points": lambda points: points[:1],
         },
         empty={  # neither a group nor a page that can be dropped; no other engine
-            "alone": lambda alone: {way: replace(one, measured=None, reason="no group") for way, one in alone.items()},
+            "alone": lambda alone: dict.fromkeys(alone, "no group"),
             "beside": lambda beside: beside[:0],
         },
         warns="ways give other logits",

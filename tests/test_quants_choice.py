@@ -94,6 +94,8 @@ def test_the_front_is_what_nothing_beats():
     speed, kl = np.array([1.0, 2.0, 2.0, 3.0, 0.5]), np.array([0.0, 0.1, 0.2, 0.3, 0.3])
     assert quants.front(speed, kl).tolist() == [True, True, False, True, False]
     assert quants.front(np.ones(2), np.zeros(2)).tolist() == [True, True]  # equals beat neither
+    assert quants.front(np.array([1.0, 2.0]), np.zeros(2)).tolist() == [False, True], "as close, and slower"
+    assert quants.front(np.ones(2), np.array([0.1, 0.2])).tolist() == [True, False], "as fast, and farther"
 
 
 def test_the_answer_follows_the_table():
