@@ -413,8 +413,11 @@ def test_kit_explain_shows_the_parts_that_the_run_before_it_recorded_and_its_own
     with kit.open(model_files.write(tmp_path, "tiny-llama")) as file:
         asked = lambda **more: Study(file, lambda: MACHINE, **how | more).order.rest  # noqa: E731
         assert [asked(busy=Busy(2.0)), asked(), asked(), asked(again=True), asked()] == [1.0, 2.0, 2.0, 4.0, 4.0]
-        keep_pass(measurements.of_run(tmp_path), file, dataclasses.replace(recorded(file, 2), rest=0.5), "07")
-        assert asked() == asked(store=measurements.of_run(tmp_path)) == 0.5
+        of_pages, order = measurements.of_run(tmp_path), dataclasses.replace(recorded(file, 2), rest=0.5)
+        keep_pass(of_pages, file, order, "07", quiet=False)
+        assert asked(store=of_pages) == 0.5 and asked() == 4.0, "what a busy run recorded is its own"
+        keep_pass(of_pages, file, order, "07")
+        assert asked() == 0.5
 
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1.0), st.floats(0, 1e10)), min_size=1, max_size=6), st.floats(0.1, 5.0))

@@ -83,9 +83,10 @@ def keep(folder: Path, file, before: dict[Kind, Cost], after: dict[Kind, Cost], 
     return before
 
 
-def keep_pass(store: Readings, file, order: Order, by: str = "") -> None:
-    """Keep in a store, and in the shared one, what the recorded passes of ``order`` cost, for ``of_pass``."""
-    add = _adding({each.path: each for each in (store, measurements.shared())}.values(), file, by)
+def keep_pass(store: Readings, file, order: Order, by: str = "", quiet: bool = True) -> None:
+    """Keep in a store, and in the shared one if the machine was ``quiet``, what the recorded passes of ``order`` cost, for
+    ``of_pass``."""
+    add = _adding({each.path: each for each in (store, measurements.shared() if quiet else store)}.values(), file, by)
     add(_REST, "pass", order.via, order.rest)
     for linear, program in order.programs.items():
         for kind, seconds in {_REST: program.rest, **program.products}.items():
