@@ -132,38 +132,40 @@ def test_page_12_says_whose_pair_it_is(tmp_path, tiny_file):
 @pytest.mark.parametrize("can_be_cut, copies", [(True, 0.0), (False, 3.0)])
 def test_passes_of_all_sizes_take_turns_and_leave_the_cache_as_it_was(monkeypatch, can_be_cut, copies):
     """The first round records the passes and counts nowhere."""
-    clock, sizes, back = Clock(), [], []
+    clock, sizes, back, halves = Clock(), [], [], []
     monkeypatch.setattr(costs, "time", clock)
     first = lambda: 100.0 * (len(sizes) <= 4)  # noqa: E731
 
     def verify(tokens, cache):
         sizes.append(len(tokens))
-        return clock.takes(10.0 * len(tokens) + first(), SimpleNamespace(keep=lambda kept: clock.takes(float(kept))))
+        keep = lambda kept: halves.append((len(tokens), kept)) or clock.takes(float(kept))  # noqa: E731
+        return clock.takes(10.0 * len(tokens) + first(), SimpleNamespace(keep=keep))
 
-    model = SimpleNamespace(verify=verify, step=lambda tokens, cache: sizes.append(1) or clock.takes(7.0 + first()))
+    model = SimpleNamespace(verify=verify, step=lambda some, cache: sizes.append(len(some)) or clock.takes(7.0 + first()))
     cache = SimpleNamespace(mark=lambda: clock.takes(3.0, "base"), back_to=back.append, can_be_cut=can_be_cut)
     found = costs.verification(model, cache, [*range(9)], most=3, rounds=2)
     assert found == [Costs((7.0, 20.0, 30.0, 40.0), back=1.0, copies=copies)] * 2, "kept: a half of 2, 3 and 4 tokens"
-    assert sizes == [4, 3, 2, 1, 1, 2, 3, 4, 4, 3, 2, 1] and back == ["base"] * 12
+    assert sizes == [4, 3, 2, 1, 1, 2, 3, 4, 4, 3, 2, 1] and back == ["base"] * 12 and {*halves} == {(2, 1), (3, 1), (4, 2)}
     assert costs.typical([found[0], Costs((9.0, 22.0, 28.0, 44.0), back=5.0, copies=9.0), found[1]]) == found[0]
 
 
 @pytest.mark.parametrize("again, read", [(False, 2), (True, 5)])
 def test_what_a_drafted_token_and_one_that_is_read_cost_by_a_drafter_of_known_times(monkeypatch, again, read):
-    """5 s for each token that it has not read, 2 s for each that it drafts; the first round takes longer."""
+    """0.3 s for each token that it has not read, 0.25 s for each that it drafts; each call of the first round takes 100 s more,
+    and of the last one 1 s."""
     clock, calls, followed = Clock(), [], []
     monkeypatch.setattr(costs, "time", clock)
 
     def propose(tokens, count, sampler):
         new = len(tokens) - (calls[-1][0] if calls else 0)
         calls.append((len(tokens), count, new))
-        clock.takes(5.0 * new + 2.0 * count + 100.0 * (len(calls) <= 6))
+        clock.takes(0.3 * new + 0.25 * count + (100.0, 0.0, 1.0)[(len(calls) - 1) // 6])
 
     model = SimpleNamespace(new_cache=lambda: "cache", step=lambda *given: followed.append(given))
     drafter = SimpleNamespace(propose=propose, follow=lambda *given: followed.append(given), again=again)
     tokens = [*range(60)]
     found = costs.drafting(model, drafter, tokens, rounds=2)
-    assert found == {"draft": 2.0, "catch_up": 5.0, "read": 5.0, "again": again}
+    assert found == pytest.approx({"draft": 0.25, "catch_up": 0.3 + 0.5, "read": 0.3, "again": again})
     assert followed == [(model, "cache"), (tokens, "cache")]
     timed = [(count, new) for _, count, new in calls[1::2]]
     assert timed == [(1, 1), (4, 1), (1, read)] * 3 and calls[-1][0] == len(tokens), "the whole text, and no more"
