@@ -73,6 +73,8 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.explaining.quants", 'axes.plot(best["x"], best["speed"]'): "a line that stays behind the points",
     ("kit.lab.explaining.quants", "axes.legend(fontsize="): "letters larger by a point",
     ("kit.lab.drafts.costs", "verify = tuple(map(median, zip("): "as many sizes a round",
+    ("kit.lab.drafts.costs", 'rate = max(roof.rates["float32"]'): "a rate of 0 and of 1 operation per second are none",
+    ("kit.lab.drafts.costs", 'states = held(model.config, 0)["states"]'): "states do not grow with the positions",
     ("kit.lab.report.lead", "name = str(model or peers.get("): "the last part of a path, however many are split off",
     ("kit.lab.report.lead", "return compared([theirs / ours for ours"): "as many rounds on both sides",
     ("kit.lab.report.lead", "bar for bar in self.bars if self.bound and"): "equal to the last bit",

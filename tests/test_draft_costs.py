@@ -211,6 +211,11 @@ def test_bounds_of_passes_grow_by_arithmetic_and_by_experts(folder):
         ]
         assert rows[3]["operations"] == pytest.approx(4 * rows[0]["operations"]) and rows[3]["by"] == "arithmetic"
         assert (rows[1]["bytes"] > 1.1 * rows[0]["bytes"]) == (name != "tiny-llama")
+        operations = 2 * bytes_used([use for use in uses if not use.is_rows], 1)  # a multiplication and an addition per weight
+        for int8, rate in ((3e9, 2e9), (9e9, 3e9), (0.0, 2e9)):  # three digits of eight bits, or floats
+            found = costs.bounds(model, Roof(1e15, {"float32": 2e9} | ({"int8": int8} if int8 else {}), {}), 1)
+            assert [row["operations"] for row in found] == [round(operations), round(2 * operations)]
+            assert [row["seconds"] for row in found] == pytest.approx([operations / rate, 2 * operations / rate])
 
 
 @pytest.fixture(scope="module")
