@@ -175,6 +175,19 @@ def test_pages_that_publish_two_values_of_one_way_are_a_warning(tmp_path):
     assert "two values of one measurement" in index.write(run).read_text()
 
 
+def test_what_was_measured_of_the_run_s_file_is_published_under_the_names_of_records(tmp_path):
+    """No bound, no gap, no other file and no other unit; an engine and a way of the store are tokens, as in records."""
+    way, run = row_of("a token, x", 0.1), runs.Run(tmp_path, runs.Request(model="m"), "m", "0", "c", "now")
+    none = replace(way, how="computed"), replace(way, status="skipped", reason="no room", samples=[])
+    (tmp_path / "peers.json").write_text(json.dumps({"digest": "f", "engines": {"ik_llama.cpp": {"speed": 4.0}}}))
+    store = measurements.of_run(tmp_path)
+    for name, file, unit in (("all kept", "f", "s"), ("another", "g", "s"), ("loss", "f", "nats"), (BLOCKS.label, "f", "s")):
+        store.add(measurements.Reading(name, file, (0.2,), unit, machine="m"))
+    found = [(one.way, one.median) for one in published.values(run, [*none, way])]
+    assert found == [("a token, x", 0.1), ("a token, ik_llama.cpp", 0.25), ("a token, all kept", 0.2),
+                     ("a token, blocks as they lie", 0.2)]  # fmt: skip
+
+
 def test_every_command_of_the_front_page_runs_as_printed(tmp_path):
     """The path was dropped from `kit generate`, and it ended with 2."""
     model = cached_model("tiny-llama", folder=tmp_path / "a folder")
