@@ -54,7 +54,6 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
     "kit.lab.drafts.costs": ["tests/test_draft_costs.py"],
     "kit.lab.report.lead": ["tests/report/test_lead.py"],
     "kit.lab.report.published": ["tests/report/test_lead.py"],
-    "kit.lab.report.planning": ["tests/test_gates.py", "tests/report/test_reproduce.py"],
     "kit.cache.policies.queues": ["tests/test_cache_policies.py"],
     "kit.cache.policies.base": ["tests/test_cache_policies.py"],
     "kit.cache.store": ["tests/test_cache_store.py"],
