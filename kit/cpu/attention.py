@@ -12,6 +12,7 @@ import torch
 from numba import types
 
 from kit.cpu import threads
+from kit.cpu.attention_many import CHUNK, ROOM, ROWS, attend_many, block_of, capped, supports
 from kit.cpu.elementwise import as_bits, exp_of_negative
 from kit.cpu.history import LANES, TILE, History, as_floats, greatest_of, tile_positions
 from kit.cpu.simd.memory import load, stack, store
@@ -21,8 +22,7 @@ from kit.cpu.simd.vectors import Static, bitcast, broadcast, extract, f32x16, in
 from kit.cpu.tasks import Step, task
 
 f32, u32 = types.float32, types.uint32
-CHUNK, HEADS = 256, 8  # positions of a task, and query heads that share a key: of a latent all do, for one thread too many
-ROWS, ROOM = 64, 2**14  # query heads times queries of a block; float32 of the values that it mixes
+HEADS = 8  # query heads that share a key, of a task: of a latent all do, for one thread too many
 _scores, _tile, _mixed, _sums = stack(4 * CHUNK * ROWS), stack(TILE), stack(4 * ROOM), stack(8 * ROWS)
 
 
@@ -42,7 +42,8 @@ def attend(
     arguments = _arguments(q, keys, values, group, scale, cap) | dict(out=out, heads=heads, sinks=sinks)
     most, per = block_of(group, dim)
     arguments |= dict(window=window, positions=positions, tokens=tokens)
-    threads.run(attend_block(keys.kind, tier()), arguments, kv_heads * -(-group // most) * -(-tokens // per))
+    kernel = attend_many if supports(min(most, group) * min(per, tokens), dim) else attend_block
+    threads.run(kernel(keys.kind, tier()), arguments, kv_heads * -(-group // most) * -(-tokens // per))
     return out.transpose(0, 1)
 
 
@@ -82,12 +83,6 @@ def shares_of(group: int) -> int:
 def _arguments(q: torch.Tensor, keys: History, values: History, group: int, scale: float, cap: float) -> dict:
     numbers = dict(q=q, group=group, dim=q.shape[-1], scale=as_bits(scale), cap=as_bits(cap))
     return keys.arguments("k") | values.arguments("v") | numbers
-
-
-def block_of(group: int, dim: int) -> tuple[int, int]:
-    """(query heads of a key/value head, queries) that one task of ``attend_block`` handles."""
-    rows = min(ROWS, ROOM // dim)
-    return min(group, rows), rows // min(group, rows)
 
 
 _shares_of, _block_of = inner(shares_of), inner(block_of)
@@ -289,12 +284,9 @@ def _dot_products(q, other, k, stride, vectors, positions, scores, other_scores,
 
 @inner
 def _cap(scores, positions, cap):
-    """Replace scores s by cap * tanh(s / cap), in place."""
+    """Replace scores by ``capped`` ones, in place."""
     for at in range(0, 4 * positions, 64):
-        x = load(f32x16, scores + at) / cap
-        e = exp_of_negative(select(x > 0, 0 - x, x) * f32(2))
-        tanh = (1 - e) / (e + 1)  # of |x|
-        store(scores + at, select(x > 0, tanh, 0 - tanh) * cap)
+        store(scores + at, capped(load(f32x16, scores + at), cap))
 
 
 @inner

@@ -16,9 +16,9 @@ def _load(builder, kind, address, offset=0):
     return builder.load(emit.pointer(builder, address, kind, offset), align=4)
 
 
-def _spread(builder, address, offset=0):
+def _spread(builder, address, offset=0, kind=f32x16.llvm):
     """The float32 at an address in every lane."""
-    return emit.broadcast(builder, _load(builder, FLOAT32, address, offset), f32x16.llvm)
+    return emit.broadcast(builder, _load(builder, FLOAT32, address, offset), kind)
 
 
 def several_of(count: int, kind: Vector = f32x16):
@@ -56,6 +56,30 @@ def add_products(_, sums, rows, tokens):
         return pack_array(builder, [emit.fma(builder, *pair, c) for pair, c in zip(pairs, s, strict=True)])
 
     return emits(sums(sums, rows, tokens), code)
+
+
+@intrinsic
+def add_multiples(_, sums, vector, address, stride):
+    """add_multiples(s, v, address, stride): s[0] + a * v, s[1] + b * v ... with float32 numbers that lie ``stride`` bytes
+    apart."""
+
+    def code(builder, sums, vector, address, stride):
+        places = (emit.strided(builder, address, stride, i) for i in range(sums.type.count))
+        pairs = zip(unpack_tuple(builder, sums), places, strict=True)
+        return pack_array(builder, [emit.fma(builder, _spread(builder, at, 0, vector.type), vector, old) for old, at in pairs])
+
+    return emits(sums(sums, vector, _i64, _i64), code)
+
+
+@intrinsic
+def add_each(_, sums, others):
+    """add_each(s, o): s[0] + o[0], s[1] + o[1] ..."""
+
+    def code(builder, *tuples):
+        pairs = zip(*(unpack_tuple(builder, vectors) for vectors in tuples), strict=True)
+        return pack_array(builder, [builder.fadd(*pair) for pair in pairs])
+
+    return emits(sums(sums, others), code)
 
 
 def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = (0,), signed: bool = False):

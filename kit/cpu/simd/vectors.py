@@ -101,7 +101,7 @@ i8x16, i8x32, i8x64 = (Vector(types.int8, lanes) for lanes in (16, 32, 64))
 u16x8, u16x16, u16x32 = (Vector(types.uint16, lanes) for lanes in (8, 16, 32))
 i16x16, i32x8, i32x16 = Vector(types.int16, 16), Vector(types.int32, 8), Vector(types.int32, 16)
 u32x4, u32x8, u32x16 = (Vector(types.uint32, lanes) for lanes in (4, 8, 16))
-f32x4, f32x8, f32x16 = (Vector(types.float32, lanes) for lanes in (4, 8, 16))
+f32x4, f32x8, f32x16, f32x32 = (Vector(types.float32, lanes) for lanes in (4, 8, 16, 32))
 mask16, mask32, mask64 = (Vector(types.boolean, lanes) for lanes in (16, 32, 64))
 
 
