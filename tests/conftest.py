@@ -45,6 +45,32 @@ def quiet(monkeypatch, request):
         monkeypatch.setattr("kit.lab.measuring.busy.Busy.seen", lambda self, others: self)
 
 
+# Of each kernel, what it takes beside its tokens and for each of them: rows are the fastest of a few, and floats of many.
+TAKES = {"rows": (0.0, 1.0), "few": (1.5, 0.5), "tiles": (4.0, 0.5), "floats": (3.5, 0.5)}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def crossings_by_rule():
+    """The kernel for so many tokens is the same in each run and on each machine, and no other one is compiled. Other processes
+    measure, and so do tests with the fixture ``measured_crossings``."""
+    from kit.cpu import crossings
+
+    def times(_, activations, tokens, *of):
+        names = crossings.candidates(activations, tokens, crossings._ALIKE in of)
+        return {name: TAKES[name][0] + TAKES[name][1] * tokens for name in names}
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = crossings._times
+        patch.setattr(crossings, "_times", times)
+        yield real
+
+
+@pytest.fixture
+def measured_crossings(crossings_by_rule, monkeypatch):
+    """Which kernel multiplies is measured, as it is for a user."""
+    monkeypatch.setattr("kit.cpu.crossings._times", crossings_by_rule)
+
+
 @pytest.fixture(autouse=True)
 def close_figures():
     """Figures drawn by a test go with it."""

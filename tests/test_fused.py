@@ -181,7 +181,7 @@ def test_of_kernels_with_the_same_bits_the_faster_multiplies(monkeypatch):
     assert crossings.fastest(format, "int8", 10, True, True) == "rows"  # of more tokens than a draft has
 
 
-def test_crossings_are_measured_once_and_kept(monkeypatch, tmp_path):
+def test_crossings_are_measured_once_and_kept(monkeypatch, tmp_path, measured_crossings):
     monkeypatch.setattr(crossings, "beside", lambda name: tmp_path / name)
     for cached in (crossings._times, crossings._kept):
         cached.cache_clear()

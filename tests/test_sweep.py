@@ -256,7 +256,7 @@ def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest(grid_of, tmp_path):
         )  # fmt: skip
 
     process = start()
-    waiting(lambda: list((tmp_path / "out").glob("waits-*")) and list(tmp_path.glob("started-1-*")))
+    waiting(lambda: list(tmp_path.glob("out/waits-*/cell.json")) and list(tmp_path.glob("started-1-*")))  # written last
     children = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output, _ = process.communicate(timeout=60)

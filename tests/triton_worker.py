@@ -176,16 +176,16 @@ few_programs = patch("kit.cuda.linear.rows_of_a_program", lambda format, rows, t
 
 
 @few_programs
-def generate(path, prompt, tokens, capacity, max_context=64):
-    """Logits (tokens, vocabulary) of the prompt, generated tokens, statistics of a device cache of ``capacity`` and of the
-    host's, and the accesses that a prefetch had served."""
+def generate(path, prompt, tokens, capacity, max_context=64, whole=True):
+    """Logits (tokens, vocabulary) of the prompt, None unless ``whole``, generated tokens, statistics of a device cache of
+    ``capacity`` and of the host's, and the accesses that a prefetch had served."""
     import kit
     from kit.lab.on_device.device_weights import DeviceWeights
     from kit.lab.on_device.on_gpu import DeviceTransformer
 
     weights = DeviceWeights(kit.open(path), kit.LRU(capacity), kit.HashMap(), ahead="1 MiB")
     model = DeviceTransformer(weights, max_context=max_context)
-    logits = model.logits(prompt).numpy()
+    logits = model.logits(prompt).numpy() if whole else None
     answer = kit.generate(model, prompt, max_tokens=tokens, stop_at_end=False)
     prefetched = {span.tensor for span in weights.trace.spans if span.what == "access" and span.outcome == "prefetch"}
     return logits, answer.tokens, weights.store.stats, weights.host_store.stats, prefetched
