@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import kind_files
+import llama_cpp as llama_cpp_tests
 import model_files
 import numpy as np
 import pandas as pd
@@ -55,6 +56,16 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         ("tiny at 40, sparse latent, index", "tiny at 40, index and choosing", "tiny at 12, weights and the rest"),
     ),
     "dequantize": ({"ROWS": 1024, "COMMON": ("Q4_K",)}, {"only": "Q4_K", "samples": 2}, ("Q4_K",)),
+    "drafts": (
+        {"TOKENS": {"code": 6, "edit": 12}, "ROUNDS": 1},
+        {},
+        (
+            "code, draft of 4, kit, exact",
+            "code, draft of 4, llama.cpp",
+            "edit, n-grams, 8, kit, int8",
+            "edit, n-grams, 48, llama.cpp",
+        ),
+    ),
     "explain": ({"GENERATED": {"x": 1}, "SHARES": (0.5,), "TRAINED": {}}, {"samples": 2}, ("tiny", "1.10", "1.25")),
     "first_call": ({}, {"names": ("F32",)}, ("import numpy", "F32 first", "import, open")),
     "gpu": (
@@ -185,12 +196,19 @@ def test_it_runs(name, tmp_path, monkeypatch):
         monkeypatch.setattr(module.decode, "path_of", lambda _: path)
     if name == "variants":
         monkeypatch.setattr("kit.lab.synthetic.write.cached_model", lambda *_, **__: path)
+    if name == "drafts":  # a draft is smaller than its model
+        llama_cpp_tests.needed()
+        two = path, model_files.write(tmp_path, "tiny-llama", "Q8_0")
+        monkeypatch.setattr(module, "fetch", lambda name: two[name == module.MODEL])
     if name == "hf":  # tests/test_peers.py runs the engines themselves
         monkeypatch.setattr(module.peers, "compare", _invented)
         monkeypatch.setattr(module.quality, "of", lambda *_, **__: {"kl": 0.5, "kl_error": 0.1, "same": 1.0})
     names = (table := module.run(**arguments)).index
     if name == "advice":
         assert (table["peak of memory"] <= 1).all() and table["in a group, s"].notna().all() == (not missing_rights(False))
+    if name == "drafts":
+        drafted = {row.rpartition(", ")[2]: table["drafted"][row] for row in table.index if "draft of 4" in row}
+        assert all(drafted.values()) and (table["accepted"] <= table["drafted"]).all(), drafted
     names = [" ".join(name) if isinstance(name, tuple) else name for name in names]
     assert all(any(name.startswith(row) for name in names) for row in rows), names
 

@@ -106,6 +106,8 @@ def test_flags_are_replaced_and_secrets_hidden(smollm2):
     assert changed("./llama-server --mlock -c 512", "--mlock") == "./llama-server -c 512 --mlock"
     with pytest.raises(ServerError, match="does not take '--frobnicate'"):
         Started("xllamacpp --frobnicate", smollm2)
+    with pytest.raises(ServerError, match="does not take --spec-type draft-eagle3 here; it takes draft-simple, ngram-simple"):
+        Started("xllamacpp --spec-type draft-eagle3", smollm2)
     with pytest.raises(ServerError, match="nowhere/llama-server: No such file"):
         Started("/nowhere/llama-server -t 2", smollm2)
 

@@ -26,14 +26,16 @@ winter. An old man came down from the town with a basket on his arm, sat down on
 older than he was. Nobody had asked him to, and nobody would sail with it again. When the bell of the church struck seven, the
 fog rose, and"""
 CHAT = "Why is the sky blue in the day and red in the evening? Answer in three sentences."
+EDIT = f"Rename `values` to `numbers` in this Python file. Answer with the whole file and nothing else.\n\n```python\n{CODE}```"
 PASSAGES = {"code": CODE, "prose": PROSE, "chat": CHAT}
+ASKED = {"chat": CHAT, "edit": EDIT}  # by the template of a chat; edit: its answer repeats most of the question
 
 
 def ids_of(model, name: str) -> list[int]:
-    """Token ids of a passage for a model; a chat by the template of its file, or as text where it has none."""
-    if name == "chat":
+    """Token ids of a passage, or of "edit", for a model; a chat by the template of its file, or as text where it has none."""
+    if name in ASKED:
         try:
-            return chat(model.file, model.tokenizer, [{"role": "user", "content": CHAT}])
+            return chat(model.file, model.tokenizer, [{"role": "user", "content": ASKED[name]}])
         except ModelError:
             pass
-    return model.tokenizer.encode(PASSAGES[name])
+    return model.tokenizer.encode((PASSAGES | ASKED)[name])

@@ -30,6 +30,7 @@ _KEPT = 400  # characters of a server's last words
 # Flag -> how it is set in the wheel's parameters. A name that another build adds is refused, not ignored.
 _CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 _LOAD = {"--mlock": "mlock", "--no-mmap": "none"}
+_DRAFTS = {"draft-simple": "DRAFT_SIMPLE", "ngram-simple": "NGRAM_SIMPLE"}  # its ways to speculate
 
 
 def is_server(spec: str) -> bool:
@@ -119,8 +120,17 @@ def _parsed(words: list[str]) -> dict:
     """Flags of the wheel's server as plain data; ServerError for one that it does not take here."""
     given: dict = {"threads": None, "context": None, "k": None, "v": None, "load": None, "batch": None, "parallel": 1}
     numbers = {"-t": "threads", "--threads": "threads", "-c": "context", "--ctx-size": "context", "-ub": "batch",
-               "--port": "port", "-np": "parallel", "--sleep-idle-seconds": "sleep"}  # fmt: skip
-    texts = {"-m": "model", "--host": "host", "-ctk": "k", "-ctv": "v", "-fa": "flash"}
+               "--port": "port", "-np": "parallel", "--sleep-idle-seconds": "sleep", "--spec-draft-n-max": "drafted",
+               "--spec-ngram-simple-size-n": "size_n", "--spec-ngram-simple-size-m": "size_m"}  # fmt: skip
+    texts = {
+        "-m": "model",
+        "--host": "host",
+        "-ctk": "k",
+        "-ctv": "v",
+        "-fa": "flash",
+        "-md": "draft",
+        "--spec-type": "speculates",
+    }
     left = list(words)
     while left:
         word = left.pop(0)
@@ -136,7 +146,26 @@ def _parsed(words: list[str]) -> dict:
     for kind in ("k", "v"):
         if given[kind] not in (None, *_CACHE_TYPES):
             raise ServerError(f"{WHEEL}: no type of cache {given[kind]!r}; it has {', '.join(_CACHE_TYPES)}")
+    if given.get("speculates", "draft-simple") not in _DRAFTS:
+        raise ServerError(f"{WHEEL}: does not take --spec-type {given['speculates']} here; it takes {', '.join(_DRAFTS)}")
     return given
+
+
+def _speculate(made, given: dict) -> None:
+    """Set what drafts in the wheel's parameters, where the flags ask for it."""
+    import xllamacpp
+
+    kind, how = given.get("speculates", "draft-simple" if "draft" in given else ""), made.speculative
+    if not kind:
+        return
+    how.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{_DRAFTS[kind]}")]
+    if "draft" in given:
+        how.draft.mparams.path = given["draft"]
+        if given["threads"]:
+            how.draft.cpuparams.n_threads = how.draft.cpuparams_batch.n_threads = given["threads"]
+    how.draft.n_max = given.get("drafted", how.draft.n_max)
+    for name in given.keys() & {"size_n", "size_m"}:
+        setattr(how.ngram_simple, name, given[name])
 
 
 def main(words: list[str]) -> None:
@@ -158,6 +187,7 @@ def main(words: list[str]) -> None:
             setattr(made, f"cache_type_{kind}", xllamacpp.ggml_type(_CACHE_TYPES[given[kind]]))
     if given["load"]:
         made.load_mode = xllamacpp.llama_load_mode(llama_cpp.LOAD_MODES[given["load"]])
+    _speculate(made, given)
     server = xllamacpp.Server(made)
     print(json.dumps({"listening": server.listening_address}), flush=True)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
