@@ -126,9 +126,10 @@ def test_verdicts_follow_the_run(tmp_path, monkeypatch, kept, roomy, warm, shown
         return middle.add(pd.DataFrame({"projections": 9.0, "total": 9.0}, ["loops for both"]), fill_value=0).loc[middle.index]
 
     ran = run(tmp_path, longer=dict.fromkeys(("loops", "products"), np.full(9, longer)), middle=slower)
-    assert re.search(
-        r"a token is (1\.0\d\d|0\.9\d\d) times as fast if the projections are loops", " ".join(ran.words["summary"].split())
-    )
+    told = " ".join(ran.words["summary"].split())
+    assert re.search(r"attention make a token (1\.0\d\d|0\.9\d\d) times as fast with loops for the projections", told)
+    where = f" only where the float32 copies do not fit in memory: in {shown} of" if shown else " in none of"
+    assert f"179 and 212 s appears{where} " in told
     found = {(row.claim, row.verdict) for row in read([tmp_path / f"{NAME}.jsonl"]) if row.verdict}
     assert {("warm-inference", warm), ("long-sequences", even)} <= found and ("blas-500", "impossible") in found
     assert len(ran["both"]) == shown and ran["there"]["first / before"] == pytest.approx(194 / 36.8)

@@ -252,7 +252,7 @@ CASES = {  # a notebook joins by its row
         warns="ways give other logits",
         steady=dict.fromkeys((
             "20 generated tensors: no quality to measure.",
-            "Sizes are of the weights alone.",
+            "Memory is that of weights.",
             "How its map reads memory is not known: it is too small.",
             "No quantizations were named, so none are compared.",
             # the next ones: this file fits into any Mac, and a guess is the same for all of them
@@ -323,7 +323,7 @@ CASES = {  # a notebook joins by its row
             "seen": lambda each: replace(each, hits=7, misses=3),
         },
         warns="live slots hit other experts",
-        steady={"**Which experts are kept matters more: 1.0 and 1.0 times.": "a tiny mixture, in which no way is apart"},
+        steady={"**How experts are read matters 1.0-fold, which are kept 1.0-fold.": "a tiny mixture: no way is apart"},
     ),
     "03_cache_variants": Case(
         number={"capacity": 0.5},

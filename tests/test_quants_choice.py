@@ -103,9 +103,10 @@ def test_the_answer_follows_the_table():
             "others": 0.0, "best": True}  # fmt: skip
     table = pd.DataFrame(rows, index=["big", "small", "tiny"])
     best, exact, none = (quants.advice(some) for some in (table, table.iloc[:1], table.iloc[2:]))
-    assert best.startswith("small --linear fused-int8: 2 ") and "0.01 ± 0.001" in best
-    assert exact.startswith("big: 1 ") and none.startswith("None: ")
-    assert quants.advice(table.iloc[2:].assign(kl=quants.SMALL)).startswith("None"), "a loss of so much is not small"
+    assert best.startswith("Take small --linear fused-int8: 2 ") and "0.01 ± 0.001" in best
+    assert best.endswith(". tiny is 4.50 times as fast and loses more: KL 1 ± 0.1 nats.")
+    assert exact.startswith("Take big: 1 ") and exact.endswith("with the exact answers.") and none.startswith("Take none ")
+    assert quants.advice(table.iloc[2:].assign(kl=quants.SMALL)).startswith("Take none"), "a loss of so much is not small"
     assert quants.advice(table.assign(others=1.5)).startswith(quants.busy_of(table.assign(others=1.5)).line)
 
 
@@ -261,14 +262,14 @@ def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(sourc
         saved, recorded = tmp_path / "q.json", []
         lab = SimpleNamespace(out=tmp_path, record=lambda **given: recorded.append(given), machine=MACHINE)
         for more, speed, says in (
-            (key, 50.0, ": 50 tokens per second, its answers"),
+            (key, 50.0, ": 50 tokens per second, with "),
             (
                 key | {"samples": [32.5, 32.4, 32.6]},
                 32.5,
-                " (measured at another time, 0.65 times as fast as on this page), its",
+                " (measured at another time, 0.65 times as fast as on this page), with",
             ),
-            (key | {"settings": "code=of another day"}, 32.5, " (another measurement than this page's, of 2026-01-01), its"),
-            ({}, 32.5, " (another measurement than this page's), its answers"),
+            (key | {"settings": "code=of another day"}, 32.5, " (another measurement than this page's, of 2026-01-01), with"),
+            ({}, 32.5, " (another measurement than this page's), with the"),
         ):
             saved.write_text(to_json({"rows": [row | more, row | {"file": "other.gguf", "way": "exact", "kl": 0.1}]}))
             table = quants.of_run([saved], lab, file)

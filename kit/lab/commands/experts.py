@@ -90,7 +90,7 @@ def command(routes, model, memory, disk, as_json, report):
         now = slices.now_gbps()
     best = measurements.shared().best(measurements.READ, "GB/s")
     read = max([now, *(best.samples if best else ())])
-    known = f", the best known of this machine, of {best.at[:10]}; now {now:.1f}" if read > now else ", measured now"
+    known = f", its best so far, on {best.at[:10]}; {now:.1f} now" if read > now else ", measured now"
     basis.append(f"memory: {read:.1f} GB/s{known}; each byte is read once, arithmetic is free, nothing overlaps")
     budget = ExpertBudget(routed, room, dense, speed, read, process)
     table = budget.table()

@@ -20,9 +20,13 @@ def flags(found: Conclusion) -> str:
     if study.file.path is None or study.cut or not study.room.fits:
         return ""
     path, here = shlex.quote(shown(study.file.path)), cores()
-    speed = f", {format_rate(1 / other.seconds)} tokens per second in the wheel's build" if (other := found.peer) else ""
+    speed = (
+        f" {format_rate(1 / other.seconds)} tokens per second are its build in the package xllamacpp."
+        if (other := found.peer)
+        else ""
+    )
     return (
-        f"In llama.cpp: `llama-server -m {path} -t {here.useful}`{speed}. This process may run on {here.told}. "
+        f"With llama.cpp: `llama-server -m {path} -t {here.useful}`, because this process may run on {here.told}.{speed} "
         "With `--engine` and the path of your llama-bench, kit explain measures your own build."
     )
 

@@ -21,9 +21,9 @@ class KnownLimits(NamedTuple):
     @property
     def told(self) -> str:
         """The bandwidth in words; a busy probe is said to be one."""
-        text = f"memory reads at {self.machine.read_gbps:.1f} GB/s"
+        text = f"memory reads at {self.now if self.at else self.machine.read_gbps:.1f} GB/s"
         if self.at:
-            text += f" (the best known of this machine, of {self.at}; now {self.now:.1f})"
+            text += f" now, and read at {self.machine.read_gbps:.1f} on {self.at}, the best so far"
         busy = f"; other processes use {self.others:.1f} cores, so this probe is a busy one"
         return text + busy * (self.others > state.BUSY)
 
