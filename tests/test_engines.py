@@ -4,6 +4,7 @@ import json
 import re
 import stat
 import sys
+from contextlib import closing
 from types import SimpleNamespace
 
 import documented
@@ -14,7 +15,7 @@ from invented import pasted_data
 import kit
 from kit.errors import EngineError, ReportError, ServerError
 from kit.lab.commands.cli import main
-from kit.lab.engines import bounds_of, turns
+from kit.lab.engines import bounds_of, llama_cpp, turns
 from kit.lab.engines.base import Cpu, EngineFacts, Pass
 from kit.lab.engines.started import Started
 from kit.lab.engines.table import COMPARED, kinds, opened
@@ -24,6 +25,7 @@ from kit.lab.measuring import arithmetic, machine, measurements, minutes, state
 from kit.lab.measuring.measurements import Reading
 from kit.lab.report import gallery
 from kit.lab.synthetic.write import synthesize
+from kit.system import usable_cores
 from kit.system.cores import Cores
 from kit.system.paths import ROOT
 
@@ -87,6 +89,18 @@ def test_a_program_of_the_user_gets_the_environment_of_the_user(tmp_path, monkey
     server.write_text(f"#!{sys.executable}\nimport os, sys\nprint('has', os.environ.get('OMP_WAIT_POLICY'))\nsys.exit(3)\n")
     with pytest.raises(ServerError, match=f"ended with 3: has {mine}"), Started(str(server), tmp_path / "m.gguf"):
         pass
+
+
+@pytest.mark.parametrize(
+    "name", ["kit", pytest.param("llama.cpp", marks=pytest.mark.skipif(not llama_cpp.available(), reason="no wheel"))]
+)
+def test_a_process_of_kit_that_dies_is_an_error_of_its_engine(model, name):
+    """The broken pipe to it ended kit with 141 and no word, its processor time at the end with a traceback of psutil."""
+    with pytest.raises(EngineError, match=f"--engine {name}: "), closing(opened(name, model)) as engine:
+        engine.decode(2)
+        engine._process.process.kill()
+        engine._process.process.wait()
+        engine.decode(2)
 
 
 def test_threads_replace_those_that_the_user_gave(tmp_path):
@@ -346,6 +360,9 @@ def test_a_busy_machine_gives_no_advice(model, tmp_path, roof, monkeypatch):
         (("--engine", "kit", "--threads", "0"), "give counts such as"),
         (("--engine", "kit", "--threads", "999999"), "give at most"),
         (("--engine", "kit", "--depth", "0"), "Invalid value for '--depth'"),
+        (("--engine", "kit", "--depth", "99999999999999999999999"), "give at most 1,984, for the model has 2,048 positions"),
+        (("--engine", "llama.cpp", "--depth", "1985"), "give at most 1,984, for the model has 2,048 positions"),
+        (("--engine", "kit", "--threads", f"1,{1 + usable_cores()}"), f"this process may use {usable_cores()} cores"),
         (("--engine", "kit", "--memory", "1GiB"), "leave out --memory"),
         (("--engine", "kit", "--markdown", "--json"), "give --markdown or --json, not both"),
         (("--engine", "kit", "--machine", "apple-m4-16gb"), "leave out --machine"),

@@ -123,6 +123,18 @@ def test_the_command_measures_each_file_by_each_way(smollm2, tmp_path):
     assert (tmp_path / "q.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("change, said", [
+    (lambda metadata, tensors: tensors.clear(), "holds no weights"),
+    (lambda metadata, tensors: metadata.update({"general.type": "mmproj"}), "(mmproj), not a language model"),
+])  # fmt: skip
+def test_what_is_no_model_is_said_before_it_is_quantized(source, tmp_path, monkeypatch, change, said):
+    """A vocabulary alone was a ZeroDivisionError of a speed; others were quantized first and refused then."""
+    monkeypatch.setenv("KIT_MODELS", str(tmp_path / "models"))
+    path = model_files.rewrite(source, tmp_path / "a.gguf", change)
+    done = CliRunner().invoke(main, ["quants", str(path), "--to", "Q8_0"])
+    assert done.exit_code == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.output
+
+
 def test_what_is_no_quantization_of_the_model_is_refused(source, tmp_path):
     other = synthesize(tmp_path / "other.gguf", "tiny-qwen2")
     with pytest.raises(ModelError, match=r"other\.gguf: is not a quantization of the model in .*source\.gguf"):

@@ -38,6 +38,7 @@ def command(files, to, tokens, rounds, figure, as_json):
 
     import kit
     from kit.errors import KitWarning, QuantError
+    from kit.gguf.foreign import check_model
     from kit.gguf.sources import model_name, models, resolve
     from kit.lab.engines.requantize import requantize, targets
     from kit.lab.explaining import quants
@@ -65,6 +66,7 @@ def command(files, to, tokens, rounds, figure, as_json):
     with tempfile.TemporaryDirectory(dir=room) if alone else nullcontext() as folder:
         if alone:
             with kit.open(paths[0]) as source:
+                check_model(source)
                 stem = Path(model_name(paths[0])).stem
                 paths += [requantize(source, kind, Path(folder, f"{stem} as {kind}.gguf"), not as_json) for kind in kinds]
         table = quants.study(paths, paths[0] if alone else None, tokens, rounds, progress=not as_json)

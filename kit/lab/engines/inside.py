@@ -1,6 +1,9 @@
 """kit's own engine, and llama.cpp from the wheel, as rows of the table: each in a process that kit starts and pins."""
 
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 import kit
 from kit.errors import EngineError, KitError
@@ -49,7 +52,10 @@ class Inside:
 
     def cpu_times(self) -> Cpu:
         """Of its process, and of those before it."""
-        now = self._process.process.cpu_times() if self._process else Cpu(0.0, 0.0)
+        now = Cpu(0.0, 0.0)
+        if self._process:
+            with suppress(psutil.NoSuchProcess):  # one that died says why itself
+                now = self._process.process.cpu_times()
         return Cpu(self._ended.user + now.user, self._ended.system + now.system)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -90,8 +91,9 @@ class Process:
     def ask(self, **question) -> tuple[float, list[int]]:
         """(seconds, tokens) for one of the questions that ``serve`` answers."""
         self._child.send_signal(signal.SIGCONT)
-        self._child.stdin.write(json.dumps(question) + "\n")
-        self._child.stdin.flush()
+        with suppress(BrokenPipeError):  # of one that was ended: it gives no answer either, which is said
+            self._child.stdin.write(json.dumps(question) + "\n")
+            self._child.stdin.flush()
         return self._answer()
 
     def read(self, ids: list[int]) -> np.ndarray:

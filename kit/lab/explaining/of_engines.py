@@ -8,6 +8,7 @@ import kit
 from kit.errors import EngineError, KitError
 from kit.gguf.foreign import check_model
 from kit.gguf.sources import model_name, resolve
+from kit.gguf.uses import count
 from kit.lab.engines import bounds_of, turns
 from kit.lab.engines.base import Runner
 from kit.lab.engines.processes import ENGINES, PEER
@@ -26,6 +27,7 @@ from kit.units import format_bytes, format_rate, format_seconds
 
 DECODE, PROMPT = 64, 512  # tokens of a test
 _SWEPT = {turns.DECODE: 32, turns.PROMPT: 128}  # of each count of threads
+_LONGEST = 1 << 24  # positions of a file that does not say how many it has
 _ROUNDS, _FEW = 5, 3  # of a comparison; of one engine alone, of a count of threads, of a prompt
 
 
@@ -39,12 +41,13 @@ def explain(
     path = resolve(name)
     with kit.open(path) as file, ExitStack() as stack:
         check_model(file)
+        _check_depth(file, depth)
         work, label = bounds_of.work_of(file, PROMPT), label_of(file)
         kept = held_by(file, depth) if depth else None
         runners = [stack.enter_context(closing(each)) for each in _opened(texts, path)]
-        if threads:
-            for text in texts:
-                opened(text, path, threads[0]).close()  # one that takes no threads is said now
+        for text in texts:
+            for each in threads:
+                opened(text, path, each).close()  # one that takes no threads, or not so many, is said now
         others = state.cores_used_by_others()
         if len(runners) > 1 and others > state.BUSY and (warning := state.settle(state.patience())):
             raise EngineError(f"not compared: {warning}; close them and ask again")
@@ -77,6 +80,13 @@ def explain(
         "compared": [each.to_json() for each in compared if each],
     }  # fmt: skip
     return data | {"answer": {"table": [row._asdict() for row in answer_table.yours(data, losses)]}}
+
+
+def _check_depth(file, depth: int) -> None:
+    """EngineError where the model has too few positions for a decode at this depth."""
+    most = count(file, "context_length", _LONGEST)
+    if depth > most - DECODE:
+        raise EngineError(f"--depth {depth}: give at most {most - DECODE:,}, for the model has {most:,} positions")
 
 
 def _losses(file) -> dict[str, dict[str, float]]:
