@@ -272,7 +272,7 @@ def test_the_estimator_scores_each_position_once_whatever_its_steps(tokens, most
 @pytest.mark.parametrize(("kl", "error", "said"), [
     (0.0017, 0.0001, "0.0017 ± 0.0001"), (0.10, 0.10, "less than 0.3"), (0.061, 0.06, "less than 0.2"), (0.0, 0.0, "0"),
     (0.1, 0.05, "0.1 ± 0.05"), (0.1, 0.051, "less than 0.2"),
-    (0.38, math.nan, "not known"), (math.nan, math.nan, "not measured"), (4e-11, 1e-12, "4e-11 ± 1e-12"),
+    (0.38, math.nan, "not known"), (math.nan, math.nan, "not measured"), (4e-9, 1e-10, "4e-09 ± 1e-10"), (4e-11, 1e-12, "0"),
     (0.00136, 6e-5, "0.0014 ± 0.00006"), (1e-4, 1e-5, "0.0001 ± 0.00001"), (9.9e-5, 1e-5, "9.9e-05 ± 1e-05"),
 ])  # fmt: skip
 def test_no_divergence_is_printed_whose_error_rivals_it(kl, error, said):

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import kit
 from kit.errors import KitError, KitWarning, ModelError, ReportError
-from kit.gguf import foreign, sources
+from kit.gguf import foreign, sources, stores
 from kit.lab.commands import cli
 from kit.lab.explaining import peers
 from kit.lab.measuring import child, measurements, state
@@ -219,12 +219,26 @@ def test_threads_that_share_a_model_take_turns(llama):
     ("file:///a%20b/c.gguf", "name the file itself, /a b/c.gguf"),
     ("file://localhost/c.gguf", "name the file itself, /c.gguf"), ("https://x.org/c.gguf", "download it first"),
     ("ai/smollm2", "as Docker Model Runner has it"), ("ai/smollm2:135M-Q4_K_M", "as Docker Model Runner has it"),
+    ("lm-studio:a/b", "is lmstudio:a/b meant?"), ("LlamaCPP:a", "is llama.cpp:a meant?"),
+    ("Ollama:a:1b", "is ollama:a:1b meant?"),
+    ("localhost:8080", "kit explain http://localhost:8080 explains"), (":8080", "kit explain http://localhost:8080 explains"),
+    ("10.0.0.1:80", "kit explain http://10.0.0.1:80 explains"),
     ("docker.io/ai/gemma3", "as Docker Model Runner has it"), ("docker://ai/gemma3", "as Docker Model Runner has it"),
 ])  # fmt: skip
 def test_a_name_that_others_take_gets_a_hint(name, says):
     with pytest.raises(KitError) as error:
         sources.resolve(name)
     assert says in str(error.value)
+
+
+def test_the_hints_know_every_program():
+    assert {*foreign.PREFIXES} == {*stores.STORES}
+
+
+def test_what_is_no_url_is_one_line():
+    """`kit explain 'http://[::1'` was a traceback of urllib."""
+    done = CliRunner().invoke(cli.main, ["explain", "http://[::1"])
+    assert done.exit_code == 2 and "http://[::1: is no URL" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["tests/none", "./none", "../none", "no/none.gguf", "no/none.bin"])

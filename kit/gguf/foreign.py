@@ -48,6 +48,8 @@ _REPOSITORY = re.compile(
 )
 _DOCKER = re.compile(r"(?:\w+://)?(?:docker\.io/)?ai/[\w.-]+(?::[\w.-]+)?", re.ASCII)
 _OLLAMA = re.compile(r"[\w.-]+(?:/[\w.-]+)?:[\w.-]+", re.ASCII)
+_PORT = re.compile(r"(?:localhost|(?:\d+\.){3}\d+|):\d+", re.ASCII)
+PREFIXES = ("ollama", "lmstudio", "jan", "llama.cpp", "hf")  # of names of other programs' models: kit.gguf.stores.STORES
 _LIBRARY = "registry.ollama.ai/library/"
 _WORD = re.compile(r"[a-zA-Z][\w-]*(?:\.\d[\w-]*)?", re.ASCII)  # llama3, qwen2.5: no file is called so
 _AROUND = " \t'\"`\u201c\u201d\u2018\u2019"  # what copying puts around a path
@@ -108,6 +110,10 @@ def page(path: str) -> str:
     return name_of_others(path) if match and match[1] else ""
 
 
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z]", "", text.lower())
+
+
 def name_of_others(path: str) -> str:
     """What to name in place of a model's name as Docker, Ollama, llama.cpp or the Hub have it; "" for what looks like none."""
     if _DOCKER.fullmatch(path):
@@ -118,6 +124,13 @@ def name_of_others(path: str) -> str:
             one = f", the one with {which} in its name" if which else ""
             return f"is a repository of the Hub, not a file: name a file of it{one}: hf://{owner}/{repo}/FILE.gguf"
     name = path.removeprefix(_LIBRARY)
+    prefix, _, rest = name.partition(":")
+    for meant in PREFIXES:
+        if rest and _letters(prefix) == _letters(meant):
+            return f"is a name of no program; is {meant}:{rest} meant? kit models lists what there is"
+    if _PORT.fullmatch(name):
+        server = f"http://{'localhost' * (not prefix)}{name}"
+        return f"is a host with a port, not a file: kit explain {server} explains the server there"
     if _OLLAMA.fullmatch(name):
         return f"is a name as Ollama has it, not a file: name it ollama:{name}; kit models lists what Ollama has here"
     if name != path or _WORD.fullmatch(path):

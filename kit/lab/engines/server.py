@@ -25,10 +25,14 @@ _LOCAL = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::")
 
 
 def is_server(text: str) -> bool:
-    """Whether a text is the URL of a server, and not of a file: its path names no file, and the Hub has files alone."""
+    """Whether a text is the URL of a server, and not of a file: its path names no file, and the Hub has files alone.
+    ServerError for what is no URL."""
     if not text.startswith(("http://", "https://")) or hub_name(text).startswith("hf://"):
         return False
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:  # http://[::1
+        raise ServerError(f"{text}: is no URL: {error}") from None
     file = "." in parts.path.rpartition("/")[2] or parts.query
     return not file and parts.hostname not in ("huggingface.co", "hf.co", "www.huggingface.co")
 
