@@ -21,7 +21,7 @@ from kit.lab.explaining import together
 from kit.lab.explaining.elsewhere import GUESS
 from kit.lab.explaining.roofline import Point
 from kit.lab.findings import dequantizers, own_engine, pressed, pressure
-from kit.lab.measuring import disk, measurements
+from kit.lab.measuring import disk, measurements, state
 from kit.lab.predicting import routing
 from kit.lab.predicting.measured import Cost
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS
@@ -437,6 +437,21 @@ def test_a_reader_changes_a_number_and_reads_another_sentence(name, ran, tmp_pat
     before, changes = sentences(ran(name).told), CASES[name].small | CASES[name].number
     changed = cells.run(name, lambda ran: sentences(ran.told) - before, changes, out=tmp_path)
     assert sentences(changed.told) - before
+
+
+@pytest.fixture
+def crowded(monkeypatch):
+    """Others use 1.3 cores, as a page finds when it begins."""
+    warning = state.Disturbed("others")
+    warning.others = 1.3
+    monkeypatch.setattr(state, "settle", lambda patience: warning)
+
+
+def test_a_page_on_a_busy_machine_has_no_limit_no_share_and_no_advice(tmp_path, crowded):
+    """Page 09 had its limit and shares above the warning that they are no comparison: it asked another busy than its table."""
+    told = cells.run("09_your_model", out=tmp_path, replace=CASES["09_your_model"].small).words
+    assert told["answer"].startswith("**Busy: others used 1.3 cores.** Busy machine: ")
+    assert "limit" not in told["the-table"] and told["to-do"].startswith("Busy machine: ")
 
 
 NUMBER = re.compile(r"(?<![\w.,])(?<!report )\d[\d,.]*")  # not float32's, nor a report's

@@ -70,6 +70,11 @@ class Session:
             print(self.busy)
         self._looked = -np.inf
 
+    @property
+    def others(self) -> float:
+        """Cores that other processes used, where they disturb what this page measures; else 0."""
+        return getattr(self.busy, "others", 0.0)
+
     def _patience(self) -> float:
         """Seconds to wait for other processes; once they have not left in a run, they are looked at twice and no more."""
         most = state.patience(self.profile.patience)

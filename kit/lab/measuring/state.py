@@ -148,12 +148,20 @@ def patience(seconds: float = 10.0) -> float:
     return value
 
 
+class Disturbed(str):
+    """A warning in words; ``others``: the cores that other processes use."""
+
+    others = 0.0
+
+
 def settle(patience: float, used: Callable[[], float] = cores_used_by_others, sleep: Callable = time.sleep) -> str:
-    """Wait up to ``patience`` seconds until other processes leave the cores; returns "" then, else a warning."""
+    """Wait up to ``patience`` seconds until other processes leave the cores; returns "" then, else a Disturbed."""
     waited = 0.0
     while (others := used()) > BUSY:
         if waited >= patience:
-            return f"other processes use {others:.1f} cores: they disturb times that are measured now"
+            warning = Disturbed(f"other processes use {others:.1f} cores: they disturb times that are measured now")
+            warning.others = others
+            return warning
         sleep(min(2.0, patience - waited))
         waited += min(2.0, patience - waited)
     return ""
