@@ -12,6 +12,7 @@ import kind_files
 import llama_cpp
 import model_files
 import numpy as np
+import reference_dots3note
 import reference_phimoe
 import row_files
 
@@ -26,7 +27,10 @@ TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 500, 30)]
 COLUMNS = "family", "mixers", "prompt", "token by token", "int8", "KiB at 0", "KiB at 32K"
 FAR = 32768
 BEGIN = 5
-AUTHORS = {"phimoe": reference_phimoe.of}  # whose logits count, because llama.cpp has another model
+AUTHORS = {
+    "phimoe": reference_phimoe.of,
+    "dots3note": reference_dots3note.of,
+}  # whose logits count: llama.cpp has another model
 ALIKE = 1e-5  # a larger difference of exact products is an exception that the page names
 
 

@@ -16,16 +16,14 @@ _LATENT = dict(
 _INDEX = dict(attention__indexer__head_count=16, attention__indexer__key_length=64, attention__indexer__top_k=8)
 
 
-def latent(file, layer, queries=True, plain=16, rank=32, turned=32, value=16):
+def latent(file, layer, queries=True, plain=16, rank=32, turned=32, value=16, heads=4):
     """Latent attention with absorbed projections."""
     if queries:
-        file.layer(layer, attn_q_a=(32, H), attn_q_a_norm=32, attn_q_b=(4 * (plain + turned), 32))
+        file.layer(layer, attn_q_a=(32, H), attn_q_a_norm=32, attn_q_b=(heads * (plain + turned), 32))
     else:
-        file.layer(layer, attn_q=(4 * (plain + turned), H))
-    file.layer(
-        layer, attn_kv_a_mqa=(rank + turned, H), attn_kv_a_norm=rank, attn_k_b=(4, rank, plain), attn_v_b=(4, value, rank)
-    )
-    file.layer(layer, attn_output=(H, 4 * value))
+        file.layer(layer, attn_q=(heads * (plain + turned), H))
+    file.layer(layer, attn_kv_a_mqa=(rank + turned, H), attn_kv_a_norm=rank)
+    file.layer(layer, attn_k_b=(heads, rank, plain), attn_v_b=(heads, value, rank), attn_output=(H, heads * value))
 
 
 def network(file, layer, **more):
@@ -45,9 +43,33 @@ def sparse(architecture, types=(1, 1, 1), **keys):
         file.layer(layer, attn_norm=H, ffn_norm=H)
         latent(file, layer)
         if chooses:
-            file.layer(layer, indexer__attn_q_b=(16 * 64, 32), indexer__attn_k=(64, H), indexer__k_norm=64)
-            file.tensor(f"blk.{layer}.indexer.k_norm.bias", 64)
-            file.layer(layer, indexer__proj=(16, H))
+            index(file, layer)
+        network(file, layer)
+    return file.ends()
+
+
+def index(file, layer):
+    """What chooses positions for latent attention."""
+    file.layer(layer, indexer__attn_q_b=(16 * 64, 32), indexer__attn_k=(64, H), indexer__k_norm=64)
+    file.tensor(f"blk.{layer}.indexer.k_norm.bias", 64)
+    file.layer(layer, indexer__proj=(16, H))
+
+
+def dots3note(local=(1, 0, 1, 0, 1)):
+    """Latent attention to what an indexer chooses, or where ``local`` has 1 to a window, with sizes of its own; a gate for each
+    head, and a norm of the elements of keys with RoPE."""
+    file = File(
+        "dots3note", len(local), attention__head_count_kv=1, attention__head_count=[8 if each else 4 for each in local],
+        attention__kv_lora_rank_swa=64, attention__key_length_swa=96, attention__value_length_swa=64,
+        attention__key_length_mla_swa=64, attention__value_length_mla_swa=32, attention__sliding_window=6,
+        attention__sliding_window_pattern=[bool(each) for each in local], rope__freq_base_swa=500.0,
+        attention__indexer__types=[1 - each for each in local], **_LATENT | _EXPERTS | _INDEX,
+    )  # fmt: skip
+    for layer, each in enumerate(local):
+        file.layer(layer, attn_norm=H, ffn_norm=H, attn_k_norm=32, attn_gate=(8 if each else 4, H))
+        latent(file, layer, **dict(plain=32, rank=64, value=32, heads=8) if each else {})
+        if not each:
+            index(file, layer)
         network(file, layer)
     return file.ends()
 
@@ -361,9 +383,8 @@ def glm5_next(kinds=(0, 1, 0, 1), types=(1, 1, 1, 0)):
             kda(file, layer)
             file.tensors[f"blk.{layer}.ssm_a"] = file.tensors[f"blk.{layer}.ssm_a"].ravel()
         if attends and types[layer]:
-            file.layer(layer, indexer__attn_q_b=(16 * 64, 32), indexer__attn_k=(64, H), indexer__k_norm=64)
-            file.tensor(f"blk.{layer}.indexer.k_norm.bias", 64)
-            file.layer(layer, indexer__proj=(16, H), indexer_compressor_gate=(64, H))
+            index(file, layer)
+            file.layer(layer, indexer_compressor_gate=(64, H))
             file.tensor(f"blk.{layer}.indexer_compressor_ape.weight", 4, 64, spread=0.5)
         network(file, layer)
     return file.ends()
@@ -390,6 +411,7 @@ FILES = {
     "bailingmoe3": lambda: kimi("bailingmoe3", full=True, kda__gate_lower_bound=-5.0, expert_shared_feed_forward_length=64),
     "glm-dsa": lambda: sparse("glm-dsa", (1, 0, 1, 0)),
     "deepseek32": lambda: sparse("deepseek32"),
+    "dots3note": dots3note,
 }
 
 

@@ -7,6 +7,7 @@ import kind_files
 import llama_cpp
 import numpy as np
 import pytest
+import reference_dots3note
 import reference_gemma3n
 import reference_phimoe
 import torch
@@ -27,6 +28,7 @@ PERIODS["qwen4exp-ngrams"] = (3, 11)
 PERIODS["llama4"] = (4,)
 PERIODS |= {name: (8,) for name in ("step35", "afmoe", "mimo2", "phimoe", "phimoe-long")}
 PERIODS["glm5-next"] = (4, 12)
+PERIODS["dots3note"] = (6, 8)
 PERIODS["kimi-k3"] = (4, 16)
 PERIODS |= {name: (8,) for name in ("gemma3n", "gemma3n-shared")}
 PERIODS |= {name: (4, 16) for name in ("mamba", "falcon-mamba", "jamba")}
@@ -39,7 +41,7 @@ WORST = 1e-5  # of a token; half of all are below a third of it
 MORE = {"gemma3n": 10, "gemma3n-shared": 10}  # times that: gates cut at a number that all of them move
 
 
-AUTHORS = {"gemma3n": reference_gemma3n.of, "phimoe": reference_phimoe.of}
+AUTHORS = {"gemma3n": reference_gemma3n.of, "phimoe": reference_phimoe.of, "dots3note": reference_dots3note.of}
 
 
 def close(got, right, name="") -> bool:
@@ -190,6 +192,30 @@ def test_gemma3n_differs_from_llama_cpp_by_its_table_of_gelu_alone(folder, monke
     assert np.median(plain) < 3e-3 and np.median(rounded) < 3e-4 and rounded.max() < 1e-3
 
 
+def test_dots3note_differs_from_llama_cpp_by_the_pairs_of_index_keys_alone(folder, monkeypatch):
+    """Which its authors rotate as all others: with llama.cpp's the logits are llama.cpp's, before a layer chooses with both."""
+    path = kind_files.write(folder, "dots3note")
+    theirs, top = llama_cpp.logits(path, TOKENS), 8
+    found = errors(model_of(path).logits(TOKENS).numpy(), theirs)
+    assert found[:top].max() < WORST and found[top:].min() > 1e-2
+    row = dataclasses.replace(ARCHITECTURES["dots3note"], index_layout="neox")
+    monkeypatch.setitem(ARCHITECTURES, "dots3note", row)
+    assert close(model_of(path).logits(TOKENS), theirs)
+
+
+def test_a_list_of_windows_may_leave_out_the_layers_that_predict(tmp_path, folder):
+    """As the converter of dots3note writes it, whose files have one: it is of the layers that a pass runs, or of all."""
+    plain = model_of(kind_files.write(folder, "dots3note")).logits(TOKENS)
+    for last in ((), (True,)):
+        file = kind_files.dots3note()
+        for name, more in (("head_count", (8,)), ("sliding_window_pattern", last)):
+            file.metadata[f"dots3note.attention.{name}"] += list(more)
+        file.metadata |= {"dots3note.block_count": 6, "dots3note.nextn_predict_layers": 1}
+        file.layer(5, nextn__eh_proj=(128, 256), nextn__enorm=128, nextn__hnorm=128)
+        path = file.write(tmp_path / f"{len(last)}.gguf")
+        assert torch.equal(model_of(path).logits(TOKENS), plain)
+
+
 CHUNK = 8192
 
 
@@ -324,6 +350,16 @@ BAD = [  # (file, keys, a tensor that is left out, what the error names)
     ("mimo2", {"attention.value_length": 96}, "", "values of 96 elements, keys of 64"),
     ("mimo2", {"attention.value_length": None}, "", "blk.0.attn_v.weight"),
     ("mimo2", {}, "blk.1.attn_v.weight", "blk.1.attn_v.weight"),
+    ("dots3note", {"attention.kv_lora_rank_swa": None}, "", "attention.kv_lora_rank_swa"),
+    ("dots3note", {"attention.key_length_swa": 64}, "", "attention.key_length_swa"),
+    ("dots3note", {"attention.value_length_mla_swa": None}, "", "attention.value_length_mla_swa"),
+    ("dots3note", {"attention.sliding_window": None}, "", "attention.sliding_window"),
+    ("dots3note", {"attention.sliding_window_pattern": [True, False]}, "", "attention.sliding_window_pattern"),
+    ("dots3note", {"attention.indexer.types": [1, 1, 0, 1, 0]}, "", "attention.indexer.types"),
+    ("dots3note", {"attention.indexer.types": [0, 1]}, "", "attention.indexer.types"),
+    ("dots3note", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "", "rope.scaling.type"),
+    ("dots3note", {}, "blk.0.attn_k_norm.weight", "blk.0.attn_k_norm.weight"),
+    ("dots3note", {}, "blk.1.indexer.proj.weight", "blk.1.indexer.proj.weight"),
     ("gemma3n", {"altup.num_inputs": 3}, "", "altup.num_inputs"),
     ("gemma3n", {"altup.active_idx": 1}, "", "altup.active_idx"),
     ("gemma3n", {"activation_sparsity_scale": [1.0]}, "", "activation_sparsity_scale"),
@@ -372,6 +408,7 @@ def test_a_table_of_experts_that_are_not_there_is_refused(tmp_path, experts):
         "mimo2",
         "phimoe",
         "kimi-k3",
+        "dots3note",
     ],
 )
 def test_a_mixture_of_these_families_runs_from_slots_bit_for_bit(folder, name):

@@ -19,7 +19,7 @@ class Architecture:
     # LayerNorm in place of RMSNorm: "weighted", with biases if the file has them; "rms": with RMSNorm's epsilon; "bare"
     layer_norm: str = ""
     # norm of queries and keys before RoPE: by "head", over "all" heads, by head where "stored"; "after" it; "bare": after it,
-    # without weights, where there is RoPE
+    # without weights, where there is RoPE; "turned": of latent attention, the elements of keys with RoPE
     qk_norm: str = ""
     fused: tuple[str, ...] = ()  # "attn": attn_qkv is the rows of q, k and v; "ffn": ffn_up is those of gate and up
     mixer: str = "attention"  # of kit.model.layers.MIXERS; "latent": keys and values are projections of one latent (MLA)
@@ -138,6 +138,9 @@ ARCHITECTURES = {
     "mistral4": Architecture(mixer="latent", latent_grows=True, **_SAID),
     "glm-dsa": Architecture(mixer="sparse latent", index_types=True, gating=2, **_SAID),
     "deepseek32": Architecture(mixer="sparse latent", index_layout="neox", gating=2, **_SAID),
+    "dots3note": Architecture(
+        mixer="sparse latent", qk_norm="turned", period=-1, gate="head", index_types=True, gating=2, **_SAID
+    ),
     "kimi-linear": Architecture(
         mixer="latent", recurrent="kimi delta", latent_still=True, gating=2, gating_said=True, shares_said=True
     ),

@@ -51,8 +51,10 @@ class ModelKeys(Keys):
         """For each layer, whether it has the window: by the file's list of flags, its period, or the family's period."""
         key = "attention.sliding_window_pattern"
         if self.is_list(key) or period < 0:
-            flags = self.flags(key, self.count("block_count", most=MAX_LAYERS))
-            return flags[: len(numbers)]
+            blocks = self.count("block_count", most=MAX_LAYERS)
+            without = blocks - self.count("nextn_predict_layers", 0)  # as dots3note's converter writes it
+            said = self._metadata.get(self.prefix + key, ())
+            return self.flags(key, without if len(said) == without else blocks)[: len(numbers)]
         period = self.count(key, period)
         return [period == 0 or layer % period < period - 1 for layer in numbers]
 

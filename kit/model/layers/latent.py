@@ -22,23 +22,25 @@ class Latent(LayerKind):
     absorbed: bool  # queries and outputs are projected in place of keys and values, and the latent is all history
     turns: bool = True  # False: the elements for RoPE are not rotated
     gate: str = ""  # of what attention gives, a sigmoid of a product with the input: by "head", by "element"
+    window: int = 0  # positions that a query attends to, its own included; 0: all
+    turned_norm: bool = False  # the elements of a key with RoPE are normed before it
 
     named, metadata, spans = "latent", ATTENDING, {"attention": 1.0}
-    window = cap = 0
+    cap = 0
     sinks = False
 
     @classmethod
     def of(cls, facts, layer: int) -> "Latent":
         """Files of 2025 and later have the sizes of a head as ``_mla``, because the latent is the one head there."""
-        keys, rope, family = facts.keys, facts.rope, facts.family
+        keys, family = facts.keys, facts.family
         absorbed = keys.count("attention.key_length_mla", 0) > 0
-        ending = "_mla" if absorbed else ""
-        plain = keys.count(f"attention.key_length{ending}", facts.head_dim) - rope.dims
+        sizes = [_sizes(facts, "_mla" if absorbed else "", local) for local in ("", "_swa")[: 1 + (family.period < 0)]]
+        window = facts.windows[layer] if family.period else 0
+        rank, plain, value = sizes[window > 0]
+        rope = facts.local_rope if window else facts.rope
+        if family.period and rope.yarn:
+            keys.fail("rope.scaling.type", "absent, because no model with such windows has YaRN", "is 'yarn'")
         rope, sharper = facts.sharpened(rope)
-        rank = keys.count("attention.kv_lora_rank")
-        if absorbed:
-            keys.same("attention.key_length", rank + rope.dims, "the latent and its elements with RoPE")
-            keys.same("attention.value_length", rank, "the latent")
         if family.latent_grows and (growth := keys.number("attention.temperature_scale", 0)):
             length = keys.count("attention.temperature_length", least=1)
             rope = replace(rope, growth=growth, every=length, still=rank if absorbed else plain)
@@ -50,12 +52,14 @@ class Latent(LayerKind):
             rank=rank,
             query_rank=keys.count("attention.q_lora_rank", 0),
             plain=plain,
-            value=keys.count(f"attention.value_length{ending}"),
+            value=value,
             absorbed=absorbed,
             turns=not family.latent_still,
             gate=""
             if family.one_gate and facts.stored and f"blk.{layer}.attn_gate.weight" not in facts.stored
             else family.gate,
+            window=window,
+            turned_norm=family.qk_norm == "turned",
         )
 
     @property
@@ -74,6 +78,8 @@ class Latent(LayerKind):
         yield from matrix("attn_q_b" if self.query_rank else "attn_q", heads * (self.plain + turned), self.query_rank or hidden)
         yield from matrix("attn_kv_a_mqa", rank + turned, hidden)
         yield from vector("attn_kv_a_norm", rank)
+        if self.turned_norm:
+            yield from vector("attn_k_norm", turned)
         if self.absorbed:
             yield from matrix("attn_k_b", heads, rank, self.plain)
             yield from matrix("attn_v_b", heads, self.value, rank)
@@ -91,7 +97,7 @@ class Latent(LayerKind):
 
     @property
     def memory(self) -> Memory:
-        return Memory((2 - self.absorbed) * self.kv_heads * self.head_dim)
+        return Memory((2 - self.absorbed) * self.kv_heads * self.head_dim, self.window)
 
     @property
     def said(self) -> str:
@@ -121,6 +127,7 @@ class Latent(LayerKind):
         q = ops.linear(f"{block}{'attn_q_b' if self.query_rank else 'attn_q'}.weight", queries)
         q, turned_q = q.unflatten(1, (heads, -1)).split([self.plain, turned_dims], -1)
         latent, turned = ops.linear(f"{block}attn_kv_a_mqa.weight", input).split([rank, turned_dims], 1)
+        turned = ops.rms_norm(turned, f"{block}attn_k_norm.weight") if self.turned_norm else turned
         turned, norm = turned[:, None], f"{block}attn_kv_a_norm.weight"
         if self.absorbed:
             q = ops.by_head(f"{block}attn_k_b.weight", q)
@@ -141,3 +148,14 @@ class Latent(LayerKind):
         if self.absorbed:
             return ops.by_head(f"{block}attn_v_b.weight", mixed[..., self.rope.dims :]).flatten(1)
         return ops.join((mixed[..., : self.value],), self.value).flatten(1)
+
+
+def _sizes(facts, ending: str, local: str) -> tuple[int, int, int]:
+    """(rank, elements of a key without RoPE, elements of a value) as the keys say: ``local``, of layers with a window."""
+    keys, dims = facts.keys, facts.rope.dims
+    rank = keys.count(f"attention.kv_lora_rank{local}")
+    if ending:
+        keys.same(f"attention.key_length{local}", rank + dims, "the latent and its elements with RoPE")
+        keys.same(f"attention.value_length{local}", rank, "the latent")
+    plain = keys.count(f"attention.key_length{ending}{local}", *() if local else (facts.head_dim,)) - dims
+    return rank, plain, keys.count(f"attention.value_length{ending}{local}")

@@ -18,7 +18,8 @@ class SparseLatent(Latent):
     """The numbers of one layer: those of latent attention, and of its index.
 
     A query attends to the ``choice.top`` positions of the highest scores, sum over the index heads of weight * max(0, q . key):
-    to all as long as there are no more. A layer without an index (``index_heads`` 0) takes the choice of the last that has one.
+    to all as long as there are no more. A layer without an index (``index_heads`` 0) takes the choice of the last that has one,
+    or attends to a window.
     """
 
     choice: Choice | None = None
@@ -38,7 +39,7 @@ class SparseLatent(Latent):
         size, heads = (keys.count(f"attention.indexer.{name}", least=1) for name in ("key_length", "head_count"))
         choice = Choice(keys.count("attention.indexer.top_k", least=1), factor=(heads * size) ** -0.5)
         types = index_types(facts)
-        if not any(types[: layer + 1]):
+        if latent.window or not any(types[: layer + 1]):
             return cls(**own)
         if not types[layer]:
             return cls(**own, choice=choice)
@@ -84,6 +85,12 @@ def index_types(facts) -> list[bool]:
     keys, key = facts.keys, "attention.indexer.types"
     if not facts.family.index_types:
         return [True] * facts.count
+    if facts.family.period:
+        own = [not window for window in facts.windows]
+        said = keys.numbers(key, length=facts.whole, least=0, most=1, whole=True, what="0 or 1 each") if key in keys else []
+        if key in keys and [bool(said[number]) for number in facts.numbers] != own:
+            keys.fail(key, "1 for the layers without a window, and for no other", f"is {list(map(int, said))}")
+        return own
     if key in keys:
         said = keys.numbers(key, length=facts.whole, least=0, most=1, whole=True, what="0 or 1 each")
         if not said[0]:
