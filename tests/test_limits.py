@@ -30,7 +30,7 @@ def test_the_best_known_bandwidth_is_the_limit_and_a_busy_probe_is_said_to_be_on
     cores[0] = 1.9
     later = limits.known(probed(12.7), "kit explain")
     assert (later.machine.read_gbps, later.now, later.at) == (36.4, 12.7, next(iter(measurements.shared())).at[:10])
-    assert later.others == 1.9 and all(part in later.told for part in ("36.4 GB/s", later.at, "now 12.7", "1.9 cores"))
+    assert later.others == 1.9 and all(part in later.told for part in ("36.4 on", later.at, "12.7 GB/s now", "1.9 cores"))
     limits.known(probed(68.2), "kit explain")  # busy, and so no limit for anybody
     cores[0] = 0.0
     assert limits.known(probed(30.0), "kit explain").machine.read_gbps == 36.4
