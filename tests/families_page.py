@@ -13,6 +13,7 @@ import llama_cpp
 import model_files
 import numpy as np
 import reference_dots3note
+import reference_hy_v4
 import reference_phimoe
 import row_files
 
@@ -30,6 +31,7 @@ BEGIN = 5
 AUTHORS = {
     "phimoe": reference_phimoe.of,
     "dots3note": reference_dots3note.of,
+    "hy_v4": reference_hy_v4.of,
 }  # whose logits count: llama.cpp has another model
 ALIKE = 1e-5  # a larger difference of exact products is an exception that the page names
 

@@ -55,6 +55,33 @@ def index(file, layer):
     file.layer(layer, indexer__proj=(16, H))
 
 
+def hy_v4(types=(1, 0, 1, 0)):
+    """Four streams that are not mixed; latent attention with sinks and a gate for each number to what an indexer chooses, or
+    without ``types`` to all."""
+    file = File(
+        "hy_v4", 4, attention__head_count_kv=1, hyper_connection__count=4, hyper_connection__epsilon=1e-2,
+        hyper_connection__magnitude=1.5, swiglu_clamp_exp=[0.5] * 4, **_LATENT | _EXPERTS,
+    )  # fmt: skip
+    if types:
+        file.keys(attention__indexer__types=list(types), **_INDEX)
+
+    def streams(name, count):
+        file.tensor(f"{name}_fn.weight", count, 4 * H, spread=0.05)
+        file.tensor(f"{name}_base.weight", count, spread=0.5)
+        file.tensor(f"{name}_scale.weight", count // 4, mean=1)
+
+    for layer in range(4):
+        streams(f"blk.{layer}.hc_attn", 8)
+        streams(f"blk.{layer}.hc_ffn", 8)
+        file.layer(layer, attn_norm=H, ffn_norm=H, attn_sinks=4, attn_gate=(64, H))
+        latent(file, layer)
+        if types and types[layer]:
+            index(file, layer)
+        network(file, layer)
+    streams("output_hc", 4)
+    return file.ends()
+
+
 def dots3note(local=(1, 0, 1, 0, 1)):
     """Latent attention to what an indexer chooses, or where ``local`` has 1 to a window, with sizes of its own; a gate for each
     head, and a norm of the elements of keys with RoPE."""
@@ -412,6 +439,8 @@ FILES = {
     "glm-dsa": lambda: sparse("glm-dsa", (1, 0, 1, 0)),
     "deepseek32": lambda: sparse("deepseek32"),
     "dots3note": dots3note,
+    "hy_v4": hy_v4,
+    "hy_v4-dense": lambda: hy_v4(()),
 }
 
 

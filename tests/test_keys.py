@@ -41,10 +41,10 @@ AUTHORS = (
       for key in ("activation_sparsity_scale", "attention.shared_kv_layers", "final_logit_softcapping")),
 )  # fmt: skip
 CONTEXT, LAST = 256, 12  # of both passes; the positions that are compared
-# llama.cpp runs no llama of which a part of a head is rotated ("partial"), and its phimoe and dots3note are other models
+# llama.cpp runs no llama of which a part of a head is rotated ("partial"), and its phimoe, dots3note and hy_v4 are other models
 ALL = sorted(
     {*model_files.MODELS, *model_files.FAMILIES, *family_files.FILES, *row_files.FILES, *kind_files.FILES}
-    - {"partial", "phimoe", "phimoe-long", "dots3note"}
+    - {"partial", "phimoe", "phimoe-long", "dots3note", "hy_v4", "hy_v4-dense"}
 )
 SOME = ("tiny-llama", "cohere2", "minicpm", "granitehybrid", "gemma4-dense", "tiny-gpt-oss", "bailingmoe2", "tiny-deepseek2",
         "tiny-qwen35")  # fmt: skip

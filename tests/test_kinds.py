@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference_dots3note
 import reference_gemma3n
+import reference_hy_v4
 import reference_phimoe
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ PERIODS["llama4"] = (4,)
 PERIODS |= {name: (8,) for name in ("step35", "afmoe", "mimo2", "phimoe", "phimoe-long")}
 PERIODS["glm5-next"] = (4, 12)
 PERIODS["dots3note"] = (6, 8)
+PERIODS |= {"hy_v4": (8,), "hy_v4-dense": (8,)}
 PERIODS["kimi-k3"] = (4, 16)
 PERIODS |= {name: (8,) for name in ("gemma3n", "gemma3n-shared")}
 PERIODS |= {name: (4, 16) for name in ("mamba", "falcon-mamba", "jamba")}
@@ -41,7 +43,12 @@ WORST = 1e-5  # of a token; half of all are below a third of it
 MORE = {"gemma3n": 10, "gemma3n-shared": 10}  # times that: gates cut at a number that all of them move
 
 
-AUTHORS = {"gemma3n": reference_gemma3n.of, "phimoe": reference_phimoe.of, "dots3note": reference_dots3note.of}
+AUTHORS = {
+    "gemma3n": reference_gemma3n.of,
+    "phimoe": reference_phimoe.of,
+    "dots3note": reference_dots3note.of,
+    "hy_v4": reference_hy_v4.of,
+}
 
 
 def close(got, right, name="") -> bool:
@@ -192,14 +199,22 @@ def test_gemma3n_differs_from_llama_cpp_by_its_table_of_gelu_alone(folder, monke
     assert np.median(plain) < 3e-3 and np.median(rounded) < 3e-4 and rounded.max() < 1e-3
 
 
-def test_dots3note_differs_from_llama_cpp_by_the_pairs_of_index_keys_alone(folder, monkeypatch):
-    """Which its authors rotate as all others: with llama.cpp's the logits are llama.cpp's, before a layer chooses with both."""
-    path = kind_files.write(folder, "dots3note")
-    theirs, top = llama_cpp.logits(path, TOKENS), 8
+@pytest.mark.parametrize(
+    "name, same, change",
+    [
+        ("dots3note", 8, {"index_layout": "neox"}),
+        ("hy_v4", 1, {"rope": "interleaved"}),
+        ("hy_v4-dense", 1, {"rope": "interleaved"}),
+    ],
+)
+def test_what_differs_from_llama_cpp_are_the_pairs_that_rope_turns_alone(folder, monkeypatch, name, same, change):
+    """With its pairs the logits are llama.cpp's, and ``same`` tokens with both: before a layer chooses, or RoPE turns."""
+    path, architecture = kind_files.write(folder, name), name.partition("-")[0]
+    theirs = llama_cpp.logits(path, TOKENS)
     found = errors(model_of(path).logits(TOKENS).numpy(), theirs)
-    assert found[:top].max() < WORST and found[top:].min() > 1e-2
-    row = dataclasses.replace(ARCHITECTURES["dots3note"], index_layout="neox")
-    monkeypatch.setitem(ARCHITECTURES, "dots3note", row)
+    assert found[:same].max() < WORST and found[same:].min() > 1e-2
+    row = dataclasses.replace(ARCHITECTURES[architecture], **change)
+    monkeypatch.setitem(ARCHITECTURES, architecture, row)
     assert close(model_of(path).logits(TOKENS), theirs)
 
 
@@ -360,6 +375,19 @@ BAD = [  # (file, keys, a tensor that is left out, what the error names)
     ("dots3note", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "", "rope.scaling.type"),
     ("dots3note", {}, "blk.0.attn_k_norm.weight", "blk.0.attn_k_norm.weight"),
     ("dots3note", {}, "blk.1.indexer.proj.weight", "blk.1.indexer.proj.weight"),
+    ("hy_v4", {"hyper_connection.count": 3}, "", "hyper_connection.count"),
+    ("hy_v4", {"hyper_connection.magnitude": None}, "", "hyper_connection.magnitude"),
+    ("hy_v4", {"hyper_connection.magnitude": 0.0}, "", "hyper_connection.magnitude"),
+    ("hy_v4", {"hyper_connection.epsilon": None}, "", "hyper_connection.epsilon"),
+    ("hy_v4", {"hyper_connection.sinkhorn_iterations": 20}, "", "hyper_connection.sinkhorn_iterations"),
+    ("hy_v4", {"swiglu_clamp_exp": [1.0, 1.0]}, "", "swiglu_clamp_exp"),
+    ("hy_v4", {"swiglu_clamp_shexp": 1.0}, "", "swiglu_clamp_shexp"),
+    ("hy_v4", {"attention.indexer.types": [0, 1, 1, 0]}, "", "attention.indexer.types"),
+    ("hy_v4", {"attention.indexer.top_k": None}, "", "blk.0.indexer.attn_q_b.weight"),
+    ("hy_v4", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "", "rope.scaling.type"),
+    ("hy_v4", {}, "blk.1.attn_sinks.weight", "blk.1.attn_sinks.weight"),
+    ("hy_v4", {}, "blk.1.hc_attn_base.weight", "blk.1.hc_attn_base.weight"),
+    ("hy_v4-dense", {"attention.indexer.top_k": 8}, "", "attention.indexer.key_length"),
     ("gemma3n", {"altup.num_inputs": 3}, "", "altup.num_inputs"),
     ("gemma3n", {"altup.active_idx": 1}, "", "altup.active_idx"),
     ("gemma3n", {"activation_sparsity_scale": [1.0]}, "", "activation_sparsity_scale"),
@@ -409,6 +437,7 @@ def test_a_table_of_experts_that_are_not_there_is_refused(tmp_path, experts):
         "phimoe",
         "kimi-k3",
         "dots3note",
+        "hy_v4",
     ],
 )
 def test_a_mixture_of_these_families_runs_from_slots_bit_for_bit(folder, name):

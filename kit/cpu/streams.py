@@ -41,12 +41,14 @@ def pool_step(row: torch.Tensor, held: torch.Tensor, out: torch.Tensor, slot: in
     return compiled("pool"), dict(row=row, held=held, out=out, slot=slot, rows=rows, n=n, factor=as_bits(1 / rows)), 1
 
 
-def shares_step(logits, scale, base, out, turns: int, epsilon: float) -> Step:
-    """Numbers of four streams from logits (tokens, 24 or 4): 4 by which they are summed, 4 by which a result is added, and the
-    matrix (from, to) by which they are mixed, of which each row and column is divided by its sum ``turns`` times."""
+def shares_step(logits, scale, base, out, turns: int, epsilon: float, apart: float = 0.0) -> Step:
+    """Numbers of four streams from logits (tokens, 24, 8 or 4): 4 by which they are summed, 4 by which a result is added, and
+    the matrix (from, to) by which they are mixed, of which each row and column is divided by its sum ``turns`` times. With
+    ``apart`` the second four are sigmoids times that and ``epsilon``, without it times 2."""
     arguments = dict(
         logits=logits, scale=scale, base=base, out=out, count=logits.shape[1], turns=turns, epsilon=as_bits(epsilon)
     )
+    arguments |= dict(factor=as_bits(apart or 2.0), more=as_bits(epsilon if apart else 0.0))
     return compiled("shares"), arguments, len(logits)
 
 
@@ -60,6 +62,11 @@ def balanced_step(x: torch.Tensor, y: torch.Tensor, shares: torch.Tensor) -> Ste
     return compiled("balanced"), dict(x=x, y=y, shares=shares, n=x.shape[2]), len(x)
 
 
+def apart_step(x: torch.Tensor, y: torch.Tensor, shares: torch.Tensor) -> Step:
+    """x (tokens, 4, n) += y (tokens, n) times the second of their shares (tokens, 8)."""
+    return compiled("apart"), dict(x=x, y=y, shares=shares, n=x.shape[2]), len(x)
+
+
 @task
 def compiled(name: Static):
     """The task of a token."""
@@ -71,6 +78,7 @@ def compiled(name: Static):
         "shares": _shares,
         "weigh": _weigh,
         "balanced": _balanced,
+        "apart": _apart,
     }[name.value]
 
 
@@ -113,13 +121,14 @@ def _pool(task, row, held, out, slot, rows, n, factor):
         store(out + at, total * bitcast(f32, u32(factor)))
 
 
-def _shares(token, logits, scale, base, out, count, turns, epsilon):
+def _shares(token, logits, scale, base, out, count, turns, epsilon, factor, more):
     logits, out, least = logits + 4 * count * token, out + 4 * count * token, bitcast(f32, u32(epsilon))
+    factor, more = bitcast(f32, u32(factor)), bitcast(f32, u32(more))
     for n in range(count):
         x = load(f32, logits + 4 * n) * load(f32, scale + 4 * min(n // 4, 2)) + load(f32, base + 4 * n)
         share = f32(1) / (f32(1) + f32(math.exp(-x)))
-        store(out + 4 * n, share + least if n < 4 else share * f32(2) if n < 8 else x)
-    if count == 4:
+        store(out + 4 * n, share + least if n < 4 else share * factor + more if n < 8 else x)
+    if count < 24:
         return
     matrix = out + 32
     for row in range(matrix, matrix + 64, 16):
@@ -160,3 +169,11 @@ def _balanced(token, x, y, shares, n):
             to = shares + 32 + 4 * stream
             mixed = a * load(f32, to) + b * load(f32, to + 16) + c * load(f32, to + 32) + d * load(f32, to + 48)
             store(at + 4 * n * stream, mixed + new * load(f32, shares + 16 + 4 * stream))
+
+
+def _apart(token, x, y, shares, n):
+    x, y, shares = x + 16 * n * token, y + 4 * n * token, shares + 32 * token + 16
+    for stream in range(4):
+        for at in range(0, 4 * n, 64):
+            place = x + 4 * n * stream + at
+            store(place, load(f32x16, place) + load(f32x16, y + at) * load(f32, shares + 4 * stream))

@@ -30,11 +30,13 @@ class Architecture:
     grouped: bool = False  # of a delta net: value heads, and their two gates, follow one another by key head
     delta_sigmoids: bool = False  # of a delta net: what it gives is multiplied by sigmoids, not by silu
     # The residual has several streams (hyper-connections): "low rank", "balanced", "averaged" (balanced ones whose mean is the
-    # end), "alternating", or "banked" (one, that begins anew after some layers, whose inputs are kept).
+    # end), "apart" (that are not mixed), "alternating", or "banked" (one, that begins anew after some layers, whose inputs are
+    # kept).
     streams: str = ""
     hashed: bool = False  # files say how many layers have a table of the experts of each token
     limited_dense: bool = False  # dense networks too, as the shared one
-    limited: str = ""  # files may limit gates, and what they multiply: gates "before" the activation, or "after" it
+    # files may limit gates, and what they multiply: gates "before" the activation, in "routed" experts alone, or "after" it
+    limited: str = ""
     output_gated: bool = False  # attention: attn_q has a query and a gate for each head
     value_norm: bool = False  # attention: values are normed by head
     values_are_keys: bool = False  # attention: of a layer without attn_v
@@ -88,6 +90,9 @@ class Architecture:
     no_rope_every: int = 0  # in each group of this many layers the last has no RoPE; 0: all have it
     index_layout: str = ""  # of the pairs that RoPE rotates in index keys; "": as ``rope``
     index_types: bool = False  # files may say which layers choose positions
+    index_last: bool = (
+        False  # RoPE turns the last elements of index keys, whose norm has the epsilon of all; or no layer chooses
+    )
     parallel: str = ""  # both networks take x as it was: if that key says so, or if a layer has that norm, attention's own
     halved: bool = False  # feed_forward_length counts the rows of gate and up together
     head: bool = False  # kit runs the MTP head of such a file: an attention layer over the state after the last norm
@@ -140,6 +145,10 @@ ARCHITECTURES = {
     "deepseek32": Architecture(mixer="sparse latent", index_layout="neox", gating=2, **_SAID),
     "dots3note": Architecture(
         mixer="sparse latent", qk_norm="turned", period=-1, gate="head", index_types=True, gating=2, **_SAID
+    ),
+    "hy_v4": Architecture(
+        "neox", mixer="sparse latent", streams="apart", limited="routed", gate="element", sinks="always", index_types=True,
+        index_last=True, gating=2, **_SAID,
     ),
     "kimi-linear": Architecture(
         mixer="latent", recurrent="kimi delta", latent_still=True, gating=2, gating_said=True, shares_said=True

@@ -113,5 +113,7 @@ def limits(facts, layer: int) -> tuple[float, float]:
     if not facts.family.limited:
         return 0.0, 0.0
     routed = facts.number_of("swiglu_clamp_exp", layer, 0.0)
+    if facts.family.limited == "routed":
+        return (routed if routed > _NONE else 0.0), 0.0
     both = routed, facts.number_of("swiglu_clamp_shexp", layer, routed if facts.family.limited == "before" else 0.0)
     return tuple(limit if limit > _NONE else 0.0 for limit in both)

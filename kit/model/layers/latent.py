@@ -24,10 +24,10 @@ class Latent(LayerKind):
     gate: str = ""  # of what attention gives, a sigmoid of a product with the input: by "head", by "element"
     window: int = 0  # positions that a query attends to, its own included; 0: all
     turned_norm: bool = False  # the elements of a key with RoPE are normed before it
+    sinks: bool = False  # a further logit of each head in the softmax, without a value
 
     named, metadata, spans = "latent", ATTENDING, {"attention": 1.0}
     cap = 0
-    sinks = False
 
     @classmethod
     def of(cls, facts, layer: int) -> "Latent":
@@ -38,8 +38,8 @@ class Latent(LayerKind):
         window = facts.windows[layer] if family.period else 0
         rank, plain, value = sizes[window > 0]
         rope = facts.local_rope if window else facts.rope
-        if family.period and rope.yarn:
-            keys.fail("rope.scaling.type", "absent, because no model with such windows has YaRN", "is 'yarn'")
+        if (family.period or family.index_last) and rope.yarn:
+            keys.fail("rope.scaling.type", "absent, because no such model has YaRN", "is 'yarn'")
         rope, sharper = facts.sharpened(rope)
         if family.latent_grows and (growth := keys.number("attention.temperature_scale", 0)):
             length = keys.count("attention.temperature_length", least=1)
@@ -60,6 +60,7 @@ class Latent(LayerKind):
             else family.gate,
             window=window,
             turned_norm=family.qk_norm == "turned",
+            sinks=family.sinks == "always",
         )
 
     @property
@@ -85,6 +86,8 @@ class Latent(LayerKind):
             yield from matrix("attn_v_b", heads, self.value, rank)
         else:
             yield from matrix("attn_kv_b", heads * (self.plain + self.value), rank)
+        if self.sinks:
+            yield from vector("attn_sinks", heads)
         if self.gate:
             yield from matrix("attn_gate", heads * (self.value if self.gate == "element" else 1), hidden)
         yield from matrix("attn_output", hidden, heads * self.value)

@@ -26,6 +26,7 @@ class SparseLatent(Latent):
     index_heads: int = 0
     index_size: int = 0
     index_rope: RopeConfig | None = None
+    index_last: bool = False  # RoPE turns the last elements of index keys, and their LayerNorm has the epsilon of all norms
 
     named, metadata = "sparse latent", (*Latent.metadata, r"attention\.indexer\..+")
     spans: ClassVar = Latent.spans | {"index": 1.0, "choice": 1.0}
@@ -36,6 +37,8 @@ class SparseLatent(Latent):
         """From the metadata; a part of a file (kit.gguf.cut) may lack the layer that chooses, and attends to all."""
         latent, keys = Latent.of(facts, layer), facts.keys
         own = {name: getattr(latent, name) for name in Latent.__dataclass_fields__}
+        if facts.family.index_last and "attention.indexer.top_k" not in keys:
+            return cls(**own)
         size, heads = (keys.count(f"attention.indexer.{name}", least=1) for name in ("key_length", "head_count"))
         choice = Choice(keys.count("attention.indexer.top_k", least=1), factor=(heads * size) ** -0.5)
         types = index_types(facts)
@@ -44,7 +47,9 @@ class SparseLatent(Latent):
         if not types[layer]:
             return cls(**own, choice=choice)
         rope = replace(latent.rope.of_keys, layout=facts.family.index_layout)
-        return cls(**own, choice=choice, index_heads=heads, index_size=size, index_rope=rope)
+        return cls(
+            **own, choice=choice, index_heads=heads, index_size=size, index_rope=rope, index_last=facts.family.index_last
+        )
 
     def tensors(self) -> Iterator[Tensor]:
         yield from super().tensors()
@@ -73,11 +78,17 @@ class SparseLatent(Latent):
         """Remember the index key of each token, and choose."""
         if not self.index_heads:
             return
-        key = ops.layer_norm(ops.linear(f"{block}indexer.attn_k.weight", input), f"{block}indexer.k_norm", _EPSILON)
+        epsilon = ops.config.norm_eps if self.index_last else _EPSILON
+        key = ops.layer_norm(ops.linear(f"{block}indexer.attn_k.weight", input), f"{block}indexer.k_norm", epsilon)
         q = ops.linear(f"{block}indexer.attn_q_b.weight", queries).unflatten(1, (self.index_heads, -1))
-        ops.rotate(layer, q, key[:, None], index=True)
-        ops.index(layer, key)
+        q, key = (self._last_first(ops, part) if self.index_last else part for part in (q, key[:, None]))
+        ops.rotate(layer, q, key, index=True)
+        ops.index(layer, key[:, 0])
         ops.choose(layer, q, ops.linear(f"{block}indexer.proj.weight", input))
+
+    def _last_first(self, ops, x):
+        """With the elements for RoPE before the others: of a query and a key alike, so that their product is the same."""
+        return ops.join(x.split([self.index_size - self.index_rope.dims, self.index_rope.dims], -1)[::-1], self.index_size)
 
 
 def index_types(facts) -> list[bool]:
