@@ -55,7 +55,7 @@ OPERATIONS = {
     "share streams": Operation(streams.shares_step),
     "weigh streams": Operation(streams.weigh_step),
     "mix balanced": Operation(streams.balanced_step),
-    "add apart": Operation(streams.apart_step),
+    "add unmixed": Operation(streams.unmixed_step),
     **{name: Operation(getattr(altup, f"{name}_step")) for name in ("predict", "correct", "first", "others", "sized", "cut")},
     "mix bank": Operation(bank.mix_step),
     "bank": Operation(bank.put_step),

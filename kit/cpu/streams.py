@@ -41,14 +41,14 @@ def pool_step(row: torch.Tensor, held: torch.Tensor, out: torch.Tensor, slot: in
     return compiled("pool"), dict(row=row, held=held, out=out, slot=slot, rows=rows, n=n, factor=as_bits(1 / rows)), 1
 
 
-def shares_step(logits, scale, base, out, turns: int, epsilon: float, apart: float = 0.0) -> Step:
+def shares_step(logits, scale, base, out, turns: int, epsilon: float, magnitude: float = 0.0) -> Step:
     """Numbers of four streams from logits (tokens, 24, 8 or 4): 4 by which they are summed, 4 by which a result is added, and
     the matrix (from, to) by which they are mixed, of which each row and column is divided by its sum ``turns`` times. With
-    ``apart`` the second four are sigmoids times that and ``epsilon``, without it times 2."""
+    ``magnitude`` the second four are sigmoids times that and ``epsilon``, without it times 2."""
     arguments = dict(
         logits=logits, scale=scale, base=base, out=out, count=logits.shape[1], turns=turns, epsilon=as_bits(epsilon)
     )
-    arguments |= dict(factor=as_bits(apart or 2.0), more=as_bits(epsilon if apart else 0.0))
+    arguments |= dict(factor=as_bits(magnitude or 2.0), more=as_bits(epsilon if magnitude else 0.0))
     return compiled("shares"), arguments, len(logits)
 
 
@@ -62,9 +62,9 @@ def balanced_step(x: torch.Tensor, y: torch.Tensor, shares: torch.Tensor) -> Ste
     return compiled("balanced"), dict(x=x, y=y, shares=shares, n=x.shape[2]), len(x)
 
 
-def apart_step(x: torch.Tensor, y: torch.Tensor, shares: torch.Tensor) -> Step:
+def unmixed_step(x: torch.Tensor, y: torch.Tensor, shares: torch.Tensor) -> Step:
     """x (tokens, 4, n) += y (tokens, n) times the second of their shares (tokens, 8)."""
-    return compiled("apart"), dict(x=x, y=y, shares=shares, n=x.shape[2]), len(x)
+    return compiled("unmixed"), dict(x=x, y=y, shares=shares, n=x.shape[2]), len(x)
 
 
 @task
@@ -78,7 +78,7 @@ def compiled(name: Static):
         "shares": _shares,
         "weigh": _weigh,
         "balanced": _balanced,
-        "apart": _apart,
+        "unmixed": _unmixed,
     }[name.value]
 
 
@@ -171,7 +171,7 @@ def _balanced(token, x, y, shares, n):
             store(at + 4 * n * stream, mixed + new * load(f32, shares + 16 + 4 * stream))
 
 
-def _apart(token, x, y, shares, n):
+def _unmixed(token, x, y, shares, n):
     x, y, shares = x + 16 * n * token, y + 4 * n * token, shares + 32 * token + 16
     for stream in range(4):
         for at in range(0, 4 * n, 64):

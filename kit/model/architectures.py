@@ -30,7 +30,7 @@ class Architecture:
     grouped: bool = False  # of a delta net: value heads, and their two gates, follow one another by key head
     delta_sigmoids: bool = False  # of a delta net: what it gives is multiplied by sigmoids, not by silu
     # The residual has several streams (hyper-connections): "low rank", "balanced", "averaged" (balanced ones whose mean is the
-    # end), "apart" (that are not mixed), "alternating", or "banked" (one, that begins anew after some layers, whose inputs are
+    # end), "unmixed" (with each other), "alternating", or "banked" (one, that begins anew after some layers, whose inputs are
     # kept).
     streams: str = ""
     hashed: bool = False  # files say how many layers have a table of the experts of each token
@@ -147,7 +147,7 @@ ARCHITECTURES = {
         mixer="sparse latent", qk_norm="turned", period=-1, gate="head", index_types=True, gating=2, **_SAID
     ),
     "hy_v4": Architecture(
-        "neox", mixer="sparse latent", streams="apart", limited="routed", gate="element", sinks="always", index_types=True,
+        "neox", mixer="sparse latent", streams="unmixed", limited="routed", gate="element", sinks="always", index_types=True,
         index_last=True, gating=2, **_SAID,
     ),
     "kimi-linear": Architecture(

@@ -220,13 +220,13 @@ class Facts:
             keys.same("altup.active_idx", 0, "as in every such model")
             return AltUp(self.hidden_size)
         streams = keys.count("hyper_connection.count", least=2)
-        if self.family.streams in ("balanced", "averaged", "apart"):
+        if self.family.streams in ("balanced", "averaged", "unmixed"):
             keys.same("hyper_connection.count", BALANCED, "as in every such model")
-            if self.family.streams == "apart":
+            if self.family.streams == "unmixed":
                 epsilon, magnitude = (keys.number(f"hyper_connection.{name}") for name in ("epsilon", "magnitude"))
                 if not magnitude:
                     keys.fail("hyper_connection.magnitude", "above 0, because else no network would count", "is 0")
-                return Balanced(self.hidden_size, 0, epsilon, apart=magnitude)
+                return Balanced(self.hidden_size, 0, epsilon, magnitude=magnitude)
             turns = keys.count("hyper_connection.sinkhorn_iterations")
             return Balanced(self.hidden_size, turns, keys.number("hyper_connection.epsilon"), self.family.streams == "averaged")
         rank = keys.count("hyper_connection.low_rank")

@@ -100,7 +100,9 @@ class Balanced(ResidualStreams):
     turns: int
     epsilon: float
     averaged: bool = False  # the end is the mean of the streams, without tensors
-    apart: float = 0.0  # the streams are not mixed, and the second number is a sigmoid times that and the epsilon; 0: they are
+    magnitude: float = (
+        0.0  # the streams are not mixed, and the second number is a sigmoid times that and the epsilon; 0: they are
+    )
 
     streams: ClassVar[int] = BALANCED
 
@@ -109,10 +111,10 @@ class Balanced(ResidualStreams):
 
     def tensors(self, name: str, inject: bool = True) -> Iterator[Tensor]:
         """As those of Hyper."""
-        count = BALANCED * (2 if self.apart else 2 + BALANCED) if inject else BALANCED
+        count = BALANCED * (2 if self.magnitude else 2 + BALANCED) if inject else BALANCED
         yield Tensor(f"{name}_fn.weight", (count, BALANCED * self.hidden_size))
         yield Tensor(f"{name}_base.weight", (count,))
-        yield Tensor(f"{name}_scale.weight", ((2 if self.apart else 3) if inject else 1,))
+        yield Tensor(f"{name}_scale.weight", ((2 if self.magnitude else 3) if inject else 1,))
 
     def widths(self) -> Iterator[int]:
         yield self.hidden_size
@@ -126,7 +128,7 @@ class Balanced(ResidualStreams):
         of = [ops.vector(f"{name}_{part}.weight") for part in ("scale", "base")]
         shares = ops.make(
             "share streams", logits, *of, shape=logits.shape, span="streams", turns=self.turns, epsilon=self.epsilon,
-            apart=self.apart,
+            magnitude=self.magnitude,
         )  # fmt: skip
         streams = x.unflatten(1, (BALANCED, self.hidden_size))
         return ops.make("weigh streams", streams, shares, shape=(len(x), self.hidden_size), span="streams"), shares
@@ -134,7 +136,7 @@ class Balanced(ResidualStreams):
     def after(self, ops, x, y, shares) -> None:
         """Mix the streams of x, if they are, and add what a network gave, y (tokens, hidden_size)."""
         ops.make(
-            "add apart" if self.apart else "mix balanced",
+            "add unmixed" if self.magnitude else "mix balanced",
             x.unflatten(1, (BALANCED, self.hidden_size)),
             y,
             shares,
