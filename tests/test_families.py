@@ -2,6 +2,7 @@
 
 import json
 
+import family_files
 import gguf
 import numpy as np
 import pytest
@@ -65,6 +66,26 @@ def test_no_architecture_ends_in_a_traceback(tmp_path, architecture):
             parts = {use.name: use.nbytes // use.of for use in uses}
             for token in order.tokens:
                 assert sum(parts[name.partition("[")[0]] for name in token) + rows == pytest.approx(bytes_used(uses))
+
+
+def test_what_gguf_py_does_not_name_is_explained_and_refused_in_one_line(tmp_path):
+    """minimax-m3, which kit does not run: all bytes of a token but those of experts and rows that it does not read."""
+    keys = {f"attention__indexer__{name}": value for name, value in (("head_count", 2), ("top_k", 2), ("block_size", 4))}
+    made = family_files.File("minimax-m3", 2, attention__head_count_kv=2, **family_files._EXPERTS, **keys)
+    for layer in range(2):
+        made.layer(layer, attn_norm=HIDDEN, ffn_norm=HIDDEN)
+        made.attention(layer)
+        made.layer(layer, indexer__q_proj=(64, 128), indexer__k_proj=(32, 128), indexer__q_norm=32, indexer__k_norm=32)
+        made.mixture(layer, biased=True, shared=64)
+    path = made.ends().write(tmp_path / "m3.gguf")
+    found = CliRunner().invoke(cli.main, ["generate", "--tokens", "1", "-n", "1", str(path)])
+    assert found.exit_code == 2 and found.output.count("\n") == 1
+    assert "minimax-m3" in found.output and "kit explain works on any file" in found.output
+    with kit.open(path) as file:
+        sizes = {name: info.nbytes for name, info in file.tensors.items()}
+        idle = sum(size * 6 // 8 for name, size in sizes.items() if "exps.weight" in name)
+        assert not unknown_roles(uses_of(file))
+        assert bytes_used(uses_of(file)) == sum(sizes.values()) - idle - sizes["token_embd.weight"] * 511 // 512
 
 
 @pytest.mark.slow
