@@ -118,6 +118,25 @@ def test_a_head_drafts_for_several_answers_and_drawn_ones(folder):
     assert [*first.tokens, *more.tokens] == right.tokens
 
 
+@pytest.mark.parametrize("architecture", ["dflash", "eagle3", "gemma4-assistant"])
+def test_a_drafter_in_a_file_of_its_own_is_one_line(architecture, folder, tmp_path):
+    def beside(metadata, tensors):
+        metadata["general.architecture"] = architecture
+        for name in [name for name in tensors if name.startswith("blk.0.attn_k")]:
+            del tensors[name]
+        tensors["nextn.pre_projection.weight"] = np.ones((256, 512), np.float32)
+
+    plain = model_files.write(folder, "tiny-llama", "F32")
+    sidecar = model_files.rewrite(plain, tmp_path / "sidecar.gguf", beside)
+    with pytest.raises(ModelError) as caught:
+        kit.generate(kit.Transformer(kit.open(plain)), PROMPT, 8, draft=sidecar)
+    said = str(caught.value)
+    assert said.startswith(f"{sidecar}: a drafter ({architecture})") and said.endswith("give ngram or a smaller model")
+    assert "\n" not in said
+    with pytest.raises(ModelError, match=rf"a drafter \({architecture}\) without its model: nothing runs it alone$"):
+        kit.Transformer(kit.open(sidecar))
+
+
 def test_heads_that_cannot_draft_are_one_line(folder, tmp_path):
     def error(path, **given):
         model = kit.Transformer(kit.Weights(kit.open(path)))

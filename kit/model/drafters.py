@@ -8,6 +8,7 @@ import torch
 
 from kit.errors import ModelError
 from kit.gguf.uses import bytes_used, head_uses, uses_of
+from kit.model.architectures import SIDECARS
 from kit.model.hyperparameters import head_config, read_config
 from kit.model.kvcache import SequenceCache, state_of
 from kit.model.transformer import Transformer
@@ -157,6 +158,11 @@ class Head(_Decoding):
 
 def check_pair(target, draft) -> None:
     """ModelError unless the file ``draft`` can draft for the file ``target``: a smaller model whose tokens are the same."""
+    if draft.architecture in SIDECARS:
+        raise ModelError(
+            f"{draft.path}: a drafter ({draft.architecture}) that reads the states of the model it was made for; kit does not "
+            "draft by such a file yet: give ngram or a smaller model"
+        )
     if any("nextn." in name for name in draft.tensors) and "blk.0.attn_norm.weight" not in draft.tensors:
         raise ModelError(f"{draft.path}: an MTP head without its model, which kit does not run")
     size, own = (sum(info.nbytes for info in file.tensors.values()) for file in (target, draft))

@@ -9,7 +9,7 @@ from kit.gguf.cut import parts_of
 from kit.gguf.foreign import check_model
 from kit.gguf.names import layer_of
 from kit.gguf.uses import predicting_layers
-from kit.model.architectures import ARCHITECTURES
+from kit.model.architectures import ARCHITECTURES, SIDECARS
 from kit.model.config import Config, HeadConfig
 from kit.model.keys import MAX_LAYERS, ModelKeys
 from kit.model.layers import BALANCED, FEED_FORWARD, KINDS, MIXERS, STREAMS, AltUp, Balanced, Bank, Hyper, Layer, PerLayerInput
@@ -66,6 +66,8 @@ def head_config(file) -> HeadConfig:
 def described_config(file, vocabulary: int, tied: bool) -> Config:
     """The Config from ``file.architecture`` and ``file.metadata`` alone; the file need not exist yet."""
     family = ARCHITECTURES.get(file.architecture)
+    if file.architecture in SIDECARS:
+        raise ModelError(f"{file.path}: a drafter ({file.architecture}) without its model: nothing runs it alone")
     if family is None:
         mapped = file.architecture in BY_TRANSFORMERS
         through = f"run it through transformers (kit.hf; {install('hf')}), or " if mapped else ""
