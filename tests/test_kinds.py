@@ -18,6 +18,7 @@ from test_family_files import TOKENS, changed, decode, errors, model_of
 import kit
 import kit.hf
 from kit.errors import ModelError
+from kit.gguf.cut import cut
 from kit.gguf.uses import bytes_used, uses_of
 from kit.model import cpu_ops
 from kit.model.architectures import ARCHITECTURES
@@ -229,6 +230,17 @@ def test_a_list_of_windows_may_leave_out_the_layers_that_predict(tmp_path, folde
         file.layer(5, nextn__eh_proj=(128, 256), nextn__enorm=128, nextn__hnorm=128)
         path = file.write(tmp_path / f"{len(last)}.gguf")
         assert torch.equal(model_of(path).logits(TOKENS), plain)
+        part = read_config(cut(kit.open(path), [1, 2]))
+        assert [layer.mixer for layer in part.layers] == [layer.mixer for layer in model_of(path).config.layers[1:3]]
+
+
+# four layers, as many as rows of its table: a list that is not of layers looks like one
+@pytest.mark.parametrize("name", sorted({*kind_files.FILES} - {"qwen4exp-ngrams"}))
+def test_the_first_layers_of_a_file_are_what_they_are_in_it(folder, name):
+    """As kit explain takes them to measure: lists of all layers are cut with them, and counted by them."""
+    file = kit.open(kind_files.write(folder, name))
+    part, whole = read_config(cut(file, [0, 1])).layers, read_config(file).layers
+    assert [layer.mixer for layer in part] == [layer.mixer for layer in whole[:2]]
 
 
 CHUNK = 8192

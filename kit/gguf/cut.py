@@ -13,7 +13,8 @@ def cut(file: GGUFFile, layers: Sequence[int]) -> GGUFFile:
     """``file`` with ``layers`` alone, in rising order, as layers 0, 1, ...; what lies outside all layers stays. It shares the
     file's map: closing one closes both."""
     whole = file.metadata.get(f"{file.architecture}.block_count", 0)
-    of, count = parts_of(file, whole - file.metadata.get(f"{file.architecture}.nextn_predict_layers", 0))
+    model = whole - file.metadata.get(f"{file.architecture}.nextn_predict_layers", 0)
+    of, count = parts_of(file, model)
     numbers, part = {layer: number for number, layer in enumerate(layers)}, copy.copy(file)
     part.tensors, part._views, part._swapped = {}, {}, WeakValueDictionary()
     for name, info in file.tensors.items():
@@ -24,8 +25,8 @@ def cut(file: GGUFFile, layers: Sequence[int]) -> GGUFFile:
         part.tensors[name] = info._replace(name=name)
     part.metadata = {}
     for key, value in file.metadata.items():
-        listed = value if isinstance(value, MetadataArray) and len(value) == whole else None
-        part.metadata[key] = [listed[layer] for layer in layers] if listed is not None else value
+        listed = value if isinstance(value, MetadataArray) and len(value) in (whole, model) else None
+        part.metadata[key] = value if listed is None else [listed[layer] for layer in layers if layer < len(listed)]
     own = {"block_count": len(layers), "nextn_predict_layers": 0}
     if (key := f"{file.architecture}.leading_dense_block_count") in part.metadata:
         own["leading_dense_block_count"] = sum(layer < part.metadata[key] for layer in layers)

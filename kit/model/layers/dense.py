@@ -103,7 +103,7 @@ def _cut(facts, layer: int) -> float:
     key, keys, first = "activation_sparsity_scale", facts.keys, facts.numbers[layer] < _SPARSE
     if facts.family.streams != "alternating" or key not in keys:
         return _DEVIATIONS if facts.family.streams == "alternating" and first else 0.0
-    told = float(keys.numbers(key, length=facts.whole)[facts.numbers[layer]])
+    told = float(keys.numbers(key, length=facts.count)[layer])
     return told if math.isfinite(told) else 0.0
 
 

@@ -98,15 +98,19 @@ def index_types(facts) -> list[bool]:
         return [True] * facts.count
     if facts.family.period:
         own = [not window for window in facts.windows]
-        said = keys.numbers(key, length=facts.whole, least=0, most=1, whole=True, what="0 or 1 each") if key in keys else []
-        if key in keys and [bool(said[number]) for number in facts.numbers] != own:
+        if key in keys and list(map(bool, said := _said(facts, key))) != own:
             keys.fail(key, "1 for the layers without a window, and for no other", f"is {list(map(int, said))}")
         return own
     if key in keys:
-        said = keys.numbers(key, length=facts.whole, least=0, most=1, whole=True, what="0 or 1 each")
-        if not said[0]:
+        said = _said(facts, key)
+        if not said[0] and not facts.numbers[0]:
             keys.fail(key, "1 for the first layer, which has no choice to take", "is 0 there")
-        return [bool(said[number]) for number in facts.numbers]
+        return list(map(bool, said))
     pooled = facts.family.mixer == "pooled latent"
     every = pooled or keys.count("context_length") < _LONG  # else the first two choose, and the first of each four after them
     return [every or number < 2 or (number - 2) % 4 == 0 for number in facts.numbers]
+
+
+def _said(facts, key: str):
+    """The numbers of that list, one for each layer of the file."""
+    return facts.keys.numbers(key, length=facts.count, least=0, most=1, whole=True, what="0 or 1 each")
