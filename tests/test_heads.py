@@ -10,6 +10,7 @@ import torch
 
 import kit
 from kit.errors import ModelError
+from kit.lab.predicting import opening
 from kit.model.architectures import ARCHITECTURES
 from kit.model.drafters import Head, HeadModel
 from kit.model.generate import Sampler
@@ -135,6 +136,8 @@ def test_a_drafter_in_a_file_of_its_own_is_one_line(architecture, folder, tmp_pa
     assert "\n" not in said
     with pytest.raises(ModelError, match=rf"a drafter \({architecture}\) without its model: nothing runs it alone$"):
         kit.Transformer(kit.open(sidecar))
+    with kit.open(sidecar) as file:
+        assert opening.via(file) == opening.OWN  # with transformers installed too, whose error names no drafter
 
 
 def test_heads_that_cannot_draft_are_one_line(folder, tmp_path):

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 import kit
 from kit.cache.policies.base import Policy
 from kit.gguf.foreign import check_language_model, check_model
-from kit.model.architectures import ARCHITECTURES
+from kit.model.architectures import ARCHITECTURES, SIDECARS
 from kit.model.budget import Budget, room_for_kept, weights_within
 from kit.model.pinned import PinnedBlocks
 from kit.products import PRODUCTS
@@ -82,7 +82,8 @@ def refuse_idle(how: Options) -> None:
 
 def via(file) -> str:
     """Whose pass runs an open file."""
-    return OWN if file.compressed or file.architecture in ARCHITECTURES or not kit.hf.installed() else TRANSFORMERS
+    own = file.compressed or file.architecture in (*ARCHITECTURES, *SIDECARS)  # kit says best what is no model
+    return OWN if own or not kit.hf.installed() else TRANSFORMERS
 
 
 def open_file(path, pages: str = "large", blocks: bool = False):
