@@ -84,6 +84,7 @@ def sentences() -> dict[str, tuple[str, ...]]:
             f"installation took {waited['installing']}",
             f"model took {waited['kit explain, the first time']} the first time",
             f"and {waited['kit explain, again']} after that",
+            f"model above took {waited[f'kit explain {waits.LARGER}, the first time']} the first time",
             f"decodes {low:.2g} to {high:.2g} times as fast as llama.cpp",
         ),
         "docs/findings.md": (*story, *findings),

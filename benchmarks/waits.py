@@ -19,13 +19,13 @@ _MODELS = f"KIT_MODELS={models_folder()}"
 _EXPLAIN = f"KIT_MODELS=models {Path(sys.executable).parent}/kit explain smollm2-135m"
 # the file alone, or the quality that an earlier explain kept would be found
 _LINKED = f"mkdir models && ln -s {models_folder()}/SmolLM2-135M-Instruct.Q4_1.gguf models"
-_LARGER = "qwen2.5-coder-1.5b"  # the model of README's first screen
-_LARGER_LINKED = f"mkdir models && ln -s {models_folder()}/{TRAINED[_LARGER].file} models"
+LARGER = "qwen2.5-coder-1.5b"  # the model of README's first screen
+_LARGER_LINKED = f"mkdir models && ln -s {models_folder()}/{TRAINED[LARGER].file} models"
 _EDIT = r"sed -i 's/import kit\\n/import kit  # changed\\n/' notebooks/05_tile_decode.ipynb"
 GROUPS = (  # each in a clone of its own: what -> seconds at most, what is done before, the command
     {"the first page, models there": (20, "true", f"{_MODELS} {_HERE} reproduce ARGS='--only 00'")},
     {"kit explain, the first time": (15, _LINKED, _EXPLAIN), "kit explain, again": (5, "true", _EXPLAIN)},
-    {f"kit explain {_LARGER}, the first time": (None, _LARGER_LINKED, _EXPLAIN.replace("smollm2-135m", _LARGER))},
+    {f"kit explain {LARGER}, the first time": (None, _LARGER_LINKED, _EXPLAIN.replace("smollm2-135m", LARGER))},
     {
         "installing": (120, "true", "make .venv/.notebooks"),  # with the next row: a clone to its index, 480 at most
         "the quick run, nothing compiled or generated": (360, "true", "make reproduce"),
