@@ -451,7 +451,7 @@ def test_a_page_on_a_busy_machine_has_no_limit_no_share_and_no_advice(tmp_path, 
     """Page 09 had its limit and shares above the warning that they are no comparison: it asked another busy than its table."""
     told = cells.run("09_your_model", out=tmp_path, replace=CASES["09_your_model"].small).words
     assert told["answer"].startswith("**Busy: others used 1.3 cores.** Busy machine: ")
-    assert "limit" not in told["the-table"] and told["to-do"].startswith("Busy machine: ")
+    assert "limit" not in told["the-table"] and told["to-do"].startswith("- Busy machine: ")
 
 
 NUMBER = re.compile(r"(?<![\w.,])(?<!report )\d[\d,.]*")  # not float32's, nor a report's

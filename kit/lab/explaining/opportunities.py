@@ -111,6 +111,16 @@ def fine(study: Study, found: list[Opportunity]) -> list[str]:
     return told + [f"{others} other ways of kit gain nothing"] * bool(others)
 
 
+def advice(study: Study) -> list[str]:
+    """The changes as sentences of a page, each with its command; else why there is none."""
+    found = [
+        f"{each.change}: {each.times:.1f} times as fast as {each.now}, {each.by}; it costs {each.cost}"
+        + (f": `{each.command}`" if each.command else ".")
+        for each in gather(study)
+    ]
+    return found or [study.busy.line or f"No change gains more than {WORTH - 1:.0%} here."]
+
+
 def told(study: Study, found: list[Opportunity]) -> str:
     """The list as text: gain, seconds of a token and change in a line, then what it costs and its command."""
     lines = ["OPPORTUNITIES, the largest gain first"] if found else ["OPPORTUNITIES: none that was measured or predicted"]
