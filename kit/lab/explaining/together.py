@@ -62,7 +62,7 @@ def rates(store: Readings, by: str, again: bool = False, measure: bool = True) -
     """Operations per second by kind of arithmetic: the best that the store has of this machine, else, or ``again``, measured
     now, in some seconds; what is not known without ``measure`` is missing."""
     known = {kind: store.best(f"{_RATE}{kind}", "op/s") for kind in arithmetic.KINDS}
-    if measure and (again or known["float32"] is None or known["int16"] is None):
+    if measure and (again or None in known.values()):
         taken, others, disturbed = state.watched(arithmetic.probe)
         for kind, rate in taken.items():
             reading = Reading(f"{_RATE}{kind}", "", tuple(rate.samples), "op/s", others=others * disturbed, by=by)
@@ -108,7 +108,7 @@ def kind_of(engine: str) -> str:
 
 
 def short(engine: str) -> str:
-    """Its one word: exact, int16, int8 or the program's name."""
+    """Its one word, or the program's name."""
     return COMPARED[engine].short or PROGRAM
 
 

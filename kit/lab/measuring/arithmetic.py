@@ -1,7 +1,7 @@
-"""How fast this machine multiplies, by float32, int16 and int8: the roof of a prompt, as bandwidth is that of a decode.
+"""How fast this machine multiplies by each type of activations: the roof of a prompt, as bandwidth is that of a decode.
 
-A library's way and kit's own are taken, at several sizes, and of int16, which no library multiplies, kit's alone; the fastest
-sample is the roof. An operation is a multiplication or an addition, so a product of (m, k) and (k, n) has 2 m k n.
+A library's way and kit's own are taken, at several sizes, or kit's alone where no library multiplies so; the fastest sample is
+the roof. An operation is a multiplication or an addition, so a product of (m, k) and (k, n) has 2 m k n.
 """
 
 from collections.abc import Callable, Iterator
