@@ -135,3 +135,12 @@ def split(path: Path, folder: Path, at: int) -> list[Path]:
             plain = {key: value.tolist() if hasattr(value, "tolist") else value for key, value in metadata.items()}
             writer.write(part, plain, own, [file.blocks(one.name) for one in own])
     return parts
+
+
+def as_float64(path, family: str) -> tuple[dict, dict]:
+    """(the family's keys without its name, tensors as float64 of torch) of a file of F32."""
+    import torch
+
+    metadata, tensors = plain(path)
+    keys = {key.partition(".")[2]: value for key, value in metadata.items() if key.startswith(f"{family}.")}
+    return keys, {name: torch.tensor(tensor, dtype=torch.float64) for name, tensor in tensors.items()}

@@ -21,9 +21,7 @@ _LAYER = {
 
 def of(path, tokens: list[int]) -> np.ndarray:
     """Logits (tokens, vocabulary) float64 of a file of F32."""
-    metadata, tensors = model_files.plain(path)
-    keys = {key.partition(".")[2]: value for key, value in metadata.items() if key.startswith("dots3note.")}
-    tensors = {name: torch.tensor(tensor, dtype=torch.float64) for name, tensor in tensors.items()}
+    keys, tensors = model_files.as_float64(path, "dots3note")
     output, embedding = tensors.pop("output.weight"), tensors["token_embd.weight"]
     model = Dots3NoteTextModel(_config(keys, len(embedding))).double().eval()
     model.load_state_dict(_state(keys, tensors))

@@ -21,9 +21,7 @@ _BARE |= {"attn_sinks": "self_attn.sinks"}  # names without ".weight"
 
 def of(path, tokens: list[int]) -> np.ndarray:
     """Logits (tokens, vocabulary) float64 of a file of F32; of one without an index, attention to all."""
-    metadata, tensors = model_files.plain(path)
-    keys = {key.partition(".")[2]: value for key, value in metadata.items() if key.startswith("hy_v4.")}
-    tensors = {name: torch.tensor(tensor, dtype=torch.float64) for name, tensor in tensors.items()}
+    keys, tensors = model_files.as_float64(path, "hy_v4")
     output, embedding = tensors.pop("output.weight"), tensors["token_embd.weight"]
     model = HYV4Model(_config(keys, len(embedding))).double().eval()
     missing, unexpected = model.load_state_dict(_state(keys, tensors), strict=False)
