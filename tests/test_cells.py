@@ -131,6 +131,7 @@ CASES = {  # a notebook joins by its row
             "latents": lambda latents: latents.iloc[::-1] * 3 if hasattr(latents, "iloc") else latents,
             "curve": curve(QUICK),
             "roomy": 0.4,
+            "projected": lambda projected: projected + 7.0,
             "fused": 1e9,
         },
         empty={"curve": lambda curve: curve[curve["share"] >= 1]},  # nothing is known of memory that is short
@@ -419,7 +420,10 @@ def test_words_follow_the_data(name, ran, tmp_path):
         stays -= {(place, text) for place, text in stays if place.partition(":")[0] in empty.words} - sentences(empty.told)
         assert not [text for text in empty.told.values() if re.search(r"\bnan\b", text)]
     # what is guessed of a Mac is the same for every file
-    assert {text for _, text in stays if GUESS not in text} <= set(case.steady)
+    stays = {(place, text) for place, text in stays if GUESS not in text and text not in case.steady}
+    if stays:  # a measured number of two digits is the same in two runs now and then, not in three
+        stays &= sentences(cells.run(name, out=tmp_path / "again", replace=turned).told)
+    assert not stays
     assert {text for text in case.steady if GUESS not in text} - told <= {*case.sometimes}, "no page says these any more"
     warned = "; ".join(text for _, text in gates.warnings(records.read([tmp_path / "opposite" / f"{name}.jsonl"])))
     assert case.warns in warned and not (case.warns and case.warns in "; ".join(ran(name).warned))

@@ -31,8 +31,8 @@ CONTROLS = {  # notebook -> its controls, and the cells that they need
     "03_cache_variants": ("list slider", "parameters imports my-policy policy play"),
     "04_attention": ("slider", "parameters imports start file three-ways equal time-head play"),
     "05_tile_decode": ("list slider", "parameters session record tile entropy families residuals"),
-    "07_memory_frontier": ("slider", "parameters imports disk file tensor ways measure whole best ahead control play"),
-    "09_your_model": ("list slider", "parameters session file hits hits-figure by-hand at explore"),
+    "07_memory_frontier": ("slider", "parameters imports session disk file tensor ways measure whole best ahead control play"),
+    "09_your_model": ("list slider", "parameters imports session file hits hits-figure by-hand at explore"),
 }
 MOVES = {
     "list": lambda page: page.locator(".jp-NotebookPanel:visible .widget-dropdown select").select_option(index=1),
@@ -159,6 +159,7 @@ def test_controls_move_and_redraw(page, folder, name):
     controls, needed = (part.split() for part in CONTROLS[name])
     notebook = nbformat.read(folder / f"{name}.ipynb", as_version=4)
     notebook.cells = [cell for cell in notebook.cells if cell.id in needed]
+    assert len(notebook.cells) == len(needed)
     nbformat.write(notebook, folder / f"controls-{name}.ipynb")
     assert page.evaluate(OPEN, f"controls-{name}.ipynb") == "python3"
     page.evaluate(RUN_ALL)
