@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import cells
 import gguf
 import model_files
 import numpy as np
@@ -433,3 +434,33 @@ def test_no_part_of_a_token_is_read_faster_than_memory_and_they_sum_to_it(parts,
         assert ratios.max() <= ratios.min() * (1 + 1e-9) and (found / recorded).max() >= ratios.max()
     else:
         assert (found / recorded).max() == pytest.approx((found / recorded).min())
+
+
+def test_the_parts_of_a_token_are_one_on_page_09_and_in_kit_explain(tmp_path, monkeypatch, invented_machine):
+    """The table of the page's cell and --json: of two recordings, and where memory's limit holds some part."""
+    path, recorded, seconds = model_files.write(tmp_path, "tiny-llama", "Q4_K_M"), order_of, iter(range(1, 99))
+    run, word = tmp_path / "run", "kit.lab.explaining."
+
+    def order_in(*args):  # each recording has times of its own, of which those of the last kind are nearly none
+        order, each = recorded(*args), next(seconds)
+        taken = lambda kinds: {kind: 1.0 / (1 + each * place**9) for place, kind in enumerate(kinds)}  # noqa: E731
+        programs = {linear: ProgramCost(each, taken(one.products)) for linear, one in order.programs.items()}
+        return dataclasses.replace(order, rest=float(each), programs=programs)
+
+    monkeypatch.setattr("kit.lab.predicting.measured._walked", lambda file, kinds, *_: dict.fromkeys(kinds.values(), 1.0))
+    monkeypatch.setattr(studies, "order_of", order_in)
+    monkeypatch.setattr(studies, "last_level_cache", lambda: 0)
+    monkeypatch.setattr("kit.lab.measuring.pages.speed", lambda file: None)
+    monkeypatch.setattr("kit.lab.predicting.room.process_bytes", lambda *_: 1 << 28)
+    with kit.open(path) as file:
+        digest, least = measurements.digest_of(file), bytes_used(uses_of(file)) / (MACHINE.read_gbps * 1e9)
+        token = measurements.Reading(BLOCKS.label, digest, (2 * least,))
+        monkeypatch.setattr(word + "peers.readings", lambda _, by, store, *more: {"kit": store.known(BLOCKS.label, digest)})
+        measurements.note(measurements.of_run(run), token)
+        page = cells.run("09_your_model", until="families", out=run, model=path)["families"]
+        later = Study(file, lambda: MACHINE, memory=2 << 20, tokens=2)
+        parts = next(data for key, data, _ in sentences.sections(later, lambda: None, everything=True) if key == "parts")
+    of_page, of_json = page["from blocks"].dropna(), {row["part"]: row["seconds"] for row in parts}
+    assert {*of_page.index} == {*of_json} and len(of_json) > 5 and next(seconds) == 3, "both recorded"
+    assert of_page.to_dict() == pytest.approx(of_json) and sum(of_json.values()) == pytest.approx(2 * least)
+    assert max(row["GB/s"] or 0 for row in parts) == pytest.approx(MACHINE.read_gbps), "memory's limit holds a part"
