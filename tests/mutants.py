@@ -11,12 +11,18 @@ that no test noticed and that ALIKE does not explain; the exit code is their num
 import argparse
 import ast
 import copy
+import functools
 import importlib
 import inspect
+import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType
 
@@ -55,6 +61,7 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
     "kit.lab.report.lead": ["tests/report/test_lead.py"],
     "kit.lab.report.published": ["tests/report/test_lead.py"],
     "kit.cache.policies.queues": ["tests/test_cache_policies.py"],
+    "kit.cache.policies.adaptive": ["tests/test_cache_policies.py", "tests/test_cache_peers.py"],
     "kit.cache.policies.base": ["tests/test_cache_policies.py"],
     "kit.cache.store": ["tests/test_cache_store.py"],
     "kit.cache.replay": ["tests/test_cache_policies.py", "tests/test_cache_traces.py"],
@@ -64,6 +71,7 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
 ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives does what the line does
     ("kit.cache.replay", "if policy.resident_bytes > peak:"): "an equal peak is the peak",
     ("kit.cache.replay", "for index, (key, size) in enumerate("): "keys and sizes of Requests are as many",
+    ("kit.cache.policies.adaptive", "asked = counts.get(key, 0)"): "what is to be admitted was asked for: it has a count",
     ("kit.lab.explaining.quants", 'bar = tqdm(total=rounds, desc="speeds"'): "a bar of progress",
     ("kit.lab.explaining.quants", 'say(f"speeds: round {number + 1} of'): "a line of progress",
     ("kit.lab.explaining.quants", "names = dict(zip(paths, distinct_names"): "as many names as paths",
@@ -128,8 +136,8 @@ def places(tree: ast.AST) -> list[tuple[ast.AST, str]]:
     return list(dict.fromkeys(found))
 
 
-def mutant(tree: ast.Module, number: int) -> tuple[ast.Module, int]:
-    """The tree with the change ``number``, and the line that it is on."""
+def mutant(tree: ast.Module, number: int) -> tuple[ast.Module, ast.AST]:
+    """The tree with the change ``number``, and what changed in it."""
     changed = copy.deepcopy(tree)
     node, field = places(changed)[number]
     if field == "value":
@@ -139,19 +147,87 @@ def mutant(tree: ast.Module, number: int) -> tuple[ast.Module, int]:
         node.op = SWAPS[type(node.op)]()
     else:
         node.ops[0] = SWAPS[type(node.ops[0])]()
-    return changed, node.lineno
+    return changed, node
 
 
-def noticed(module, tree: ast.Module, tests: list[str]) -> bool:
-    """Whether a test fails, or does not end within a minute, when the module's functions are those of the tree."""
-    if child := os.fork():
-        return os.waitpid(child, 0)[1] != 0
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.dup2(1, 2)
-    codes = dict(_codes(compile(ast.fix_missing_locations(tree), module.__file__, "exec")))
-    for part in vars(module).values():
-        _take_code(part, codes, module.__name__)
-    os._exit(pytest.main([*tests, "-n0", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "60", "-m", "not slow"]))
+class Mutants:
+    """A plugin of pytest. In a forked process each time, the collected tests run once as they are, and then for each mutant
+    until one fails: first those that came by its line, the quickest before others. No mutant begins after ``seconds``."""
+
+    def __init__(self, module, every: int, seconds: float, out):
+        self.module, self.out, self.ends = module, out, time.monotonic() + seconds
+        self.lines = Path(module.__file__).read_text("utf-8").splitlines()
+        self.tree = ast.parse("\n".join(self.lines))
+        self.chosen, self.tried, self.survived = range(0, len(places(self.tree)), every), 0, 0
+
+    def pytest_runtestloop(self, session):
+        session.config.pluginmanager.get_plugin("terminalreporter")._tw._file = open(os.devnull, "w")
+        ran = forked(self._ran, session)
+        if ran is None:
+            raise session.Failed("the tests fail without a mutant")
+        for number in self.chosen:
+            if time.monotonic() > self.ends:
+                break
+            changed, node = mutant(self.tree, number)
+            near = {place for place, (_, lines) in enumerate(ran) if {*lines} & {*range(node.lineno, node.end_lineno + 1)}}
+            tests = sorted(range(len(ran)), key=lambda place, near=near: (place not in near, ran[place][0])) if near else []
+            text = self.lines[node.lineno - 1].strip()
+            known = any(name == self.module.__name__ and text.startswith(start) for name, start in ALIKE)
+            self.tried += 1
+            if not known and forked(self._passes, session, changed, tests):
+                self.survived += 1
+                print(f"{self.module.__file__}:{node.lineno}: {text}", file=self.out, flush=True)
+        return True
+
+    def _ran(self, session) -> list:
+        """(seconds, lines of the module that ran) of each test."""
+        ran = []
+        for item, after in pairwise([*session.items, None]):
+            lines, start = set(), time.perf_counter()
+            sys.settrace(functools.partial(self._note, lines))
+            threading.settrace(sys.gettrace())
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            sys.settrace(None)
+            ran.append((time.perf_counter() - start, sorted(lines)))
+        if session.testsfailed:
+            raise AssertionError
+        return ran
+
+    def _note(self, lines: set, frame, *_):
+        """Trace the lines of the module's frames."""
+        if frame.f_code.co_filename != self.module.__file__:
+            return None
+
+        def trace(frame, *_):
+            lines.add(frame.f_lineno)
+            return trace
+
+        return trace(frame)
+
+    def _passes(self, session, tree: ast.Module, tests: list[int]) -> bool:
+        """Whether the tests pass when the module's functions are those of the tree."""
+        codes = dict(_codes(compile(ast.fix_missing_locations(tree), self.module.__file__, "exec")))
+        for part in vars(self.module).values():
+            _take_code(part, codes, self.module.__name__)
+        for item, after in pairwise([*(session.items[place] for place in tests), None]):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            if session.testsfailed:
+                return False
+        return True
+
+
+def forked(work, *of):
+    """What ``work(*of)`` returns in a forked process, as JSON has it; None if it ends otherwise."""
+    with tempfile.NamedTemporaryFile("w+") as file:
+        if not (child := os.fork()):
+            try:
+                json.dump(work(*of), file)
+                file.flush()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        text = Path(file.name).read_text()
+    return json.loads(text) if text else None
 
 
 def _codes(code) -> Iterator[tuple[str, CodeType]]:
@@ -180,24 +256,18 @@ if __name__ == "__main__":
     parser.add_argument("tests", nargs="*")
     parser.add_argument("--room", help="a folder of the kit: every module of it that TESTS names")
     parser.add_argument("--every", type=int, default=1, help="only each Nth mutant")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of a module, after which no mutant begins")
     asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     if asked.room:
         names = [name for name in TESTS if name.startswith(asked.room.strip("/").replace("/", "."))]
-        again = [[sys.executable, __file__, name, *TESTS[name], "--every", str(asked.every)] for name in names]
+        more = [f"--every={asked.every}", f"--seconds={asked.seconds}"]
+        again = [[sys.executable, __file__, name, *TESTS[name], *more] for name in names]
         sys.exit(min(99, sum(subprocess.run(command).returncode for command in again)) if names else f"no row: {asked.room}")
-    module = importlib.import_module(asked.module)
-    source = Path(module.__file__).read_text("utf-8")
-    tree, lines = ast.parse(source), source.splitlines()
-    if noticed(module, tree, asked.tests):
+    plugin = Mutants(importlib.import_module(asked.module), asked.every, asked.seconds, os.fdopen(os.dup(1), "w"))
+    options = ["-n0", "-q", "-p", "no:cacheprovider", "--timeout", "20", "-m", "not slow"]
+    if pytest.main([*asked.tests, *options], plugins=[plugin]) != pytest.ExitCode.OK:
         sys.exit("the tests fail without a mutant")
-    chosen, survived = range(0, len(places(tree)), asked.every), []
-    for number in chosen:
-        changed, line = mutant(tree, number)
-        text = lines[line - 1].strip()
-        explained = any(name == asked.module and text.startswith(start) for name, start in ALIKE)
-        if not noticed(module, changed, asked.tests) and not explained:
-            survived.append(line)
-            print(f"{module.__file__}:{line}: {text}", flush=True)
-    print(f"{len(chosen) - len(survived)} of {len(chosen)} mutants of {asked.module} noticed, or explained in ALIKE")
-    sys.exit(min(99, len(survived)))
+    found = f"{plugin.tried - plugin.survived} of {plugin.tried} mutants of {asked.module} noticed, or explained in ALIKE"
+    print(found + f" ({len(plugin.chosen)} asked)" * (plugin.tried < len(plugin.chosen)))
+    sys.exit(min(99, plugin.survived))

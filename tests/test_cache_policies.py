@@ -243,6 +243,30 @@ def test_s3fifo_is_the_algorithm_of_its_paper(capacity):
     assert set(policy) == {f"k{key}" for key in small + main}
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_tinylfu_admits_what_was_asked_for_more_often_than_each_that_leaves(seed):
+    """Its definition on a list, oldest first; counts are halved after ten requests for each key."""
+    generator, capacity = np.random.default_rng(seed), 10 + seed
+    keys, sizes = (generator.geometric(0.2, 300) % 13).tolist(), generator.integers(1, 10, 13).tolist()
+    policy, held, counts, since = TinyLFU(capacity), [], {}, 0
+    for key in keys:
+        counts[key], since = counts.get(key, 0) + 1, since + 1
+        if since == 10 * len(counts):
+            counts, since = {each: count // 2 for each, count in counts.items()}, 0
+        assert policy.request(f"k{key}", sizes[key]) == (key in held)
+        if key in held:
+            held = [*(other for other in held if other != key), key]
+            continue
+        stays = held
+        while stays and sum(sizes[other] for other in stays) + sizes[key] > capacity:
+            stays = stays[1:]
+        leaves = held[: len(held) - len(stays)]
+        if sizes[key] <= capacity and all(counts[other] < counts[key] for other in leaves):
+            held = [*stays, key]
+        policy.insert(f"k{key}", sizes[key])
+        assert list(policy) == [f"k{key}" for key in held]
+
+
 @pytest.mark.parametrize("capacity", [3, 10, 30])
 def test_next_use_evicts_the_farthest_and_only_for_what_is_needed_sooner(capacity):
     """Its definition on a list, in the order of the last uses: the gap predicted for each object, and what waits longest."""
