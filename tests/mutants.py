@@ -58,6 +58,7 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
     "kit.lab.explaining.quants": ["tests/test_quants_choice.py"],
     "kit.lab.explaining.depth": ["tests/test_depth.py"],
     "kit.lab.drafts.costs": ["tests/test_draft_costs.py"],
+    "kit.lab.report.checklist": ["tests/report/test_report_pages.py"],
     "kit.lab.report.lead": ["tests/report/test_lead.py"],
     "kit.lab.report.published": ["tests/report/test_lead.py"],
     "kit.cache.policies.queues": ["tests/test_cache_policies.py"],

@@ -21,7 +21,7 @@ from kit.lab.explaining import answer_table
 from kit.lab.explaining.answer_table import Row
 from kit.lab.report import content, html, index, theme
 from kit.lab.report import run as runs
-from kit.lab.report.checklist import checklist
+from kit.lab.report.checklist import checklist, command_line
 from kit.lab.tables import frame, shown
 
 ALLOWED_TO_LOAD = ("data:",)
@@ -144,6 +144,56 @@ def test_the_checklist_names_the_commits_of_its_records(commits, met, told, tmp_
     run = runs.Run(tmp_path, runs.Request(), "m", "1", "first", runs.now())
     item = next(item for item in checklist(run, rows, []) if item.title == "Commit")
     assert (item.met, item.text) == (met, told)
+
+
+def test_the_checklist_names_what_failed_and_a_page_s_command_its_own_parameters(tmp_path):
+    names = ["00_a", "01_b", "02_c"]
+    ended = {name: runs.NotebookOutcome(status, "", 0, 0, [], "", "") for name, status in (("00_a", "ok"), ("01_b", "failed"))}
+    run = runs.Run(tmp_path, runs.Request("quick", texts=("seed=7", "tokens=3")), "m", "1", "c", runs.now(), ended)
+    assert checklist(run, [], names)[-1].text == "02_c: not run yet; 01_b: failed"
+    cell = v4.new_code_cell("tokens: int = 1  # of each", metadata={"tags": ["parameters"]})
+    nbformat.write(v4.new_notebook(cells=[cell]), tmp_path / "00_a.ipynb")
+    assert command_line(run, "00_a") == "kit reproduce --profile quick --only 00 -p tokens=3"
+    assert command_line(run, "01_b") == "kit reproduce --profile quick --only 01", "no notebook, no parameters"
+    assert command_line(run) == "kit reproduce --profile quick -p seed=7 -p tokens=3"
+
+
+def test_each_line_of_the_checklist(tmp_path):
+    run = runs.Run(tmp_path, runs.Request("quick"), "m", "1", "c", runs.now())
+    given = {"commit": "c", "parameters": {"seed": 7}, "unit": "s"}
+    rows = [
+        Record(
+            quantity="a", samples=[1.0] * 5, verdict="reproduced", reason="r", tolerance="10%", upper_source="peak", **given
+        ),
+        Record(quantity="b", samples=[1.0] * 2, verdict="impossible", reason="r", lower_source="bytes", **given),
+        Record(quantity="e", samples=[1.0] * 3, unit="s"),
+        Record(quantity="d", status="skipped", reason="no GPU", unit="s"),
+        Record(quantity="f", claim="simd", status="skipped", reason="no time", unit="s"),
+        Record(quantity="g", status="failed", reason="broken", unit="s"),
+    ]
+    found = {item.title: (item.met, item.text) for item in checklist(run, rows, [])}
+    between = found.pop("Between runs")
+    assert between[0] is None and "from" in between[1]
+    assert found == {
+        "Command": (None, "kit reproduce --profile quick"),
+        "Commit": (True, "c; kit 1"),
+        "Version pins": (None, "pyproject.toml; the versions that ran are under Environment"),
+        "Machine": (None, "m"),
+        "Seeds": (True, "7"),
+        "Samples": (None, "2 to 5 per measurement, 3 measurements; the raw ones are in the records"),
+        "Tolerances": (False, "stated by 1 of 2 verdicts"),
+        "Limits": (True, "stated by 2 of 2 verdicts"),
+        "Not run": (False, "d: no GPU; simd: no time"),
+    }
+    bare = {item.title: (item.met, item.text) for item in checklist(dataclasses.replace(run, commit=""), [rows[3]], [])}
+    assert bare["Seeds"] == (False, "no record states one") and bare["Commit"] == (
+        False,
+        "unknown: not run from a git checkout",
+    )
+    assert bare["Samples"] == (None, "no measurement yet") and bare["Limits"] == (None, "no verdicts here")
+    same = {item.title: (item.met, item.text) for item in checklist(run, rows[1:2] * 2, [])}
+    assert same["Samples"][1].startswith("2 per measurement, 2 m") and same["Not run"][0] is True
+    assert {item.title: item.met for item in checklist(run, [], [])}["Seeds"] is None
 
 
 @pytest.mark.parametrize(
