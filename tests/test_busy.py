@@ -62,6 +62,7 @@ COMMANDS = [
     ("generate", "tiny-llama", "-p", "a", "-n", "3"),
     ("perplexity", "tiny-llama", "--tokens", "40"),
     ("experts", "tiny-qwen3moe", "--memory", "1GiB"),
+    ("experts", "gptoss", "--memory", "4GiB", "--disk", "2GB/s"),
 ]
 
 

@@ -38,6 +38,13 @@ def test_every_machine_has_sources_and_guesses_that_say_so():
         elsewhere.machine("apple-m9")
 
 
+def test_the_list_of_machines_has_each_name():
+    told = CliRunner().invoke(cli.main, ["explain", "any", "--machine", "list"]).stdout
+    chips = [line.replace(",", "").split() for line in told.splitlines()]
+    names = [f"{chip}-{size}" for chip, *sizes in chips for size in sizes]
+    assert sorted(names) == sorted(elsewhere.machines())
+
+
 def test_what_fits_is_read_from_memory_and_what_does_not_from_where_it_lies():
     uses = [Use(f"blk.{layer}.ffn_up.weight", 1_600_000_000, 1_000_000_000) for layer in range(3)]
     there = elsewhere.machine(M4, 4_000_000_000)

@@ -269,6 +269,14 @@ def test_text_fits_the_terminal_and_cannot_move_its_cursor(rows):
         assert len(line) <= MOST and line.isprintable()
 
 
+def test_rows_of_a_narrow_terminal_can_be_told_apart(monkeypatch):
+    """Three ways of --machine were "block..." at 40 columns."""
+    monkeypatch.setenv("COLUMNS", "40")
+    ways = ["blocks, mapped", "blocks, mapped and locked", "blocks, read into memory"]
+    frame = pd.DataFrame({"each": ["." * 36] * 3}, index=pd.Index(ways, name="way"))
+    assert [line.strip(" .") for line in tables.as_text(frame).split("\n")[1:]] == ways
+
+
 # --- traces from elsewhere -------------------------------------------------------------------------------------------
 
 

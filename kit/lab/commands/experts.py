@@ -95,8 +95,7 @@ def command(routes, model, memory, disk, as_json, report):
     budget = ExpertBudget(routed, room, dense, speed, read, process)
     table = budget.table()
     least = [{"tokens_per_second": rate, "bytes": budget.least_memory(rate)} for rate in SPEEDS] if speed else []
-    measured = disk is None and path  # a speed that the user gives is no measurement, and judged on any machine
-    if busy and (measured or read == now):
+    if busy:
         least = None
     facts = {
         "routes": routed.name, "decoded": len(routed.decoded), "prompt": routed.prompt, "layers": routed.layers,
@@ -125,7 +124,10 @@ def _lines(facts):
     yield f"hits are counted in the last {facts['judged']} tokens; the prompt and the first half fill the cache"
     yield ""
     yield f"{'policy':<34}{'slots/layer':>14}{'hits':>8}{'read/token':>15}{'time/token':>11}{'tok/s':>9}"
-    for row in facts["policies"]:
+    rows = facts["policies"]
+    if all(row | {"policy": ""} == rows[0] | {"policy": ""} for row in rows):  # as where all experts fit
+        rows = [rows[0] | {"policy": "every policy alike"}]
+    for row in rows:
         time = format_seconds(row["a token, s"]) if facts["disk_gbps"] else "-"
         speed = format_rate(row["tok/s"]) if facts["disk_gbps"] else "-"
         hits, read = f"{row['hits']:.1%}", format_bytes(row["read, B"])

@@ -21,7 +21,7 @@ TRACE = click.Path(exists=True, dir_okay=False)
 @click.option("--skew", default=0.0, show_default=True, type=click.FloatRange(0, 10), metavar="S",
               help="If routing is unknown, the k-th most popular expert is used k^-S as often.")  # fmt: skip
 @click.option("--thorough", is_flag=True, help="Run and measure all layers of a large file, not a sample.")
-@click.option("--machine", metavar="NAME", help="Predict for a Mac that you do not have: apple-m3-pro-36gb.")
+@click.option("--machine", metavar="NAME", help="Predict for a Mac that you do not have: apple-m3-pro-36gb; list: all.")
 @click.option("--draft", metavar="X", help="Say whether a draft pays: a smaller model's file, ngram or mtp.")
 @click.option("--quick", is_flag=True, help="Say what the file is, whether it fits and its limit; run nothing.")
 @click.option("--all", "everything", is_flag=True, help="Print all tables.")
@@ -330,6 +330,8 @@ def _elsewhere(file, name, room, as_json) -> str:
     from kit.lab.explaining.tables import as_text, formatted
     from kit.units import to_json
 
+    if name == "list":
+        return "\n".join(elsewhere.chips())
     elsewhere.machine(name)  # an unknown one is said before the file is fetched
     with kit.open(file) as opened:
         check_model(opened)

@@ -64,6 +64,12 @@ def machines() -> dict[str, pd.Series]:
     return {f"{row.id}-{gib}gb": row for _, row in rows.iterrows() for gib in row.memory_gib}
 
 
+def chips() -> list[str]:
+    """A line for each chip: its name in front of the GiB of memory that a machine's name ends with."""
+    rows = peaks().dropna(subset="memory_gib")
+    return [f"{row.id:<16}{', '.join(f'{gib}gb' for gib in row.memory_gib)}" for _, row in rows.iterrows()]
+
+
 def machine(name: str, room: int | None = None) -> Elsewhere:
     """The machine of that name, with ``room`` bytes for weights instead of a guess. ReportError with all names."""
     row = known("machine", name, machines(), ReportError)

@@ -13,7 +13,7 @@ from kit.cache.traces import Requests
 from kit.gguf.formats import FORMATS
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.exactness import exactness, sample
-from kit.lab.explaining.lines import width
+from kit.lab.explaining.lines import MOST, width
 from kit.lab.measuring.machine import gpu
 from kit.lab.measuring.measurements import Reading
 from kit.lab.predicting.bounds import interval_bound
@@ -249,6 +249,9 @@ def as_text(table: pd.DataFrame) -> str:
     """A table of text as columns, the index first; the index is cut where the lines would be longer than the terminal."""
     lines = table.map(printable).set_axis([""] * len(table)).to_string().split("\n")
     keys = [table.index.name or "", *map(printable, table.index)]
-    room = min(max(map(len, keys)), max(8, width() - 1 - len(lines[0])))
-    cut = [key if len(key) <= room else f"{key[: room - 3]}..." for key in keys]
+    for columns in (width(), MOST):  # the second where a narrow terminal would give two rows one name
+        room = min(max(map(len, keys)), max(8, columns - 1 - len(lines[0])))
+        cut = [key if len(key) <= room else f"{key[: room - 3]}..." for key in keys]
+        if len({*cut}) == len({*keys}):
+            break
     return "\n".join(f"{key:{room}} {line}" for key, line in zip(cut, lines, strict=True))
