@@ -30,6 +30,7 @@ while (($#)); do
     case $1 in
         --profile | --name | --end | --upload)
             (($# > 1)) || { usage >&2 && exit 2; }
+            [[ -n ${2//[[:space:]]/} ]] || { echo "batch.sh: error: $1 is empty: give a value, or leave it out" >&2 && exit 2; }
             declare "${1#--}=$2"
             shift 2
             ;;
@@ -50,11 +51,17 @@ if [[ -n $end ]]; then # now, not after an hour
     [[ -n ${RUNPOD_POD_ID:-} ]] || die "--end $end: RUNPOD_POD_ID is not set, so this is not a pod that can end itself"
     command -v runpodctl >/dev/null || die "--end $end: runpodctl is not on the PATH"
 fi
-[[ $upload == "" || $upload == s3://?*/?* ]] || die "--upload $upload: give s3://BUCKET/PREFIX"
+[[ $upload == "" || $upload =~ ^s3://[^/[:space:]]+/[^[:space:]]+$ ]] || die "--upload $upload: give s3://BUCKET/PREFIX"
 name=${name:-$profile-${RUNPOD_POD_ID:-here}}
-[[ $name != */* && $name != [.-]* ]] || die "--name $name: give a name without a slash, that begins with a letter or a number"
+[[ $name =~ ^[[:alnum:]][[:alnum:]._-]{0,99}$ ]] ||
+    die "--name $name: give up to 100 letters, numbers, dots, hyphens and underscores, a letter or a number first"
 for option in "${options[@]}"; do
-    [[ $option != --out && $option != --out=* ]] || die "$option: --name says where the results are, in $KIT_RESULTS"
+    case ${option%%=*} in
+        --out) die "$option: --name says where the results are, in $KIT_RESULTS" ;;
+        --profile) die "$option: give --profile before the --" ;;
+        --list | --help | -h) die "$option: it runs nothing; batch.sh --dry-run checks the options" ;;
+        --serve) die "$option: the run would never end, and so would the pod" ;;
+    esac
 done
 out=$KIT_RESULTS/$name
 

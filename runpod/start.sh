@@ -29,7 +29,9 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=runpod/environment.sh
 source "$here/environment.sh"
 
-[[ -n ${JUPYTER_PASSWORD:-} ]] || die "JUPYTER_PASSWORD is not set: a pod's port is public, so JupyterLab needs a password"
+password=${JUPYTER_PASSWORD:-} port=${JUPYTER_PORT:-8888}
+[[ -n ${password//[[:space:]]/} ]] || die "JUPYTER_PASSWORD is not set: a pod's port is public, so JupyterLab needs a password"
+[[ $port =~ ^[1-9][0-9]{0,4}$ && $port -lt 65536 ]] || die "JUPYTER_PORT=$port: give a port from 1 to 65535"
 prepare
 
 if [[ -n ${PUBLIC_KEY:-} ]] && command -v sshd >/dev/null; then
@@ -41,11 +43,11 @@ fi
 
 # On the volume, where the server can see them: an image has the kit in /opt/kit, and a checkout should stay as it is.
 copies=$WORKSPACE/notebooks
-mkdir -p "$copies"
+mkdir -p "$copies" || die "cannot make the folder $copies"
 for each in "$KIT_HOME"/notebooks/*.ipynb; do
     copy=$copies/${each##*/}
     [[ -e $each ]] || die "$KIT_HOME/notebooks has no notebooks: is the checkout whole?"
-    [[ -e $copy ]] || cp "$each" "$copy"
+    [[ -e $copy || -L $copy ]] || cp "$each" "$copy" || die "cannot copy to $copy"
     [[ ! $each -nt $copy ]] || echo "start.sh: $copy is older than the kit's notebook: remove it to get the new one"
 done
 
@@ -55,8 +57,8 @@ config=$(mktemp -d)/jupyter_server_config.json
 HASH=$hash python -c 'import json, os
 print(json.dumps({"IdentityProvider": {"token": ""}, "PasswordIdentityProvider": {"hashed_password": os.environ["HASH"], "password_required": True}}))' >"$config"
 chmod 600 "$config"
-unset JUPYTER_PASSWORD
+unset JUPYTER_PASSWORD password
 cd "$WORKSPACE"
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" THP_MEM_ALLOC_ENABLE="${THP_MEM_ALLOC_ENABLE:-1}" # docs/environment.md
-exec jupyter lab --config="$config" --ip=0.0.0.0 --port="${JUPYTER_PORT:-8888}" --no-browser --allow-root \
+exec jupyter lab --config="$config" --ip=0.0.0.0 --port="$port" --no-browser --allow-root \
     --ServerApp.root_dir="$WORKSPACE" --ServerApp.allow_remote_access=True

@@ -141,9 +141,20 @@ def test_results_that_could_not_be_uploaded_keep_the_pod(pod):
         (["--upload", "bucket"], {}, "give s3://BUCKET/PREFIX"),
         (["--profile", "huge"], {}, "--profile huge: give smoke, quick or full"),
         (["--profile", "huge", "--dry-run"], {}, "--profile huge: give smoke, quick or full"),
-        (["--name", "../else", "--dry-run"], {}, "give a name without a slash"),
-        (["--name", "..", "--dry-run"], {}, "--name ..: give a name without a slash"),
-        (["--name", "--dry-run"], {}, "--name --dry-run: give a name without a slash"),  # it began to run
+        (["--name", "../else", "--dry-run"], {}, "--name ../else: give up to 100 letters"),
+        (["--name", "..", "--dry-run"], {}, "--name ..: give up to 100 letters"),
+        (["--name", "--dry-run"], {}, "--name --dry-run: give up to 100 letters"),  # it began to run
+        (["--name", "a\nb"], {}, "give up to 100 letters"),
+        (["--name", "x" * 101], {}, "give up to 100 letters"),  # the pod installed kit before the system refused the folder
+        ([], {"RUNPOD_POD_ID": " "}, "--name quick- : give up to 100 letters"),
+        (["--end", ""], {"RUNPOD_POD_ID": "pod7"}, "--end is empty"),  # a variable that is not set: the pod stayed
+        *(([option, value], {}, f"{option} is empty") for option in ("--name", "--upload", "--profile") for value in ("", " ")),
+        (["--upload", "s3:// /p"], {}, "give s3://BUCKET/PREFIX"),
+        (["--", "--profile", "full"], {}, "--profile: give --profile before the --"),
+        (["--", "--profile=full"], {}, "give --profile before the --"),
+        (["--", "--serve"], {}, "--serve: the run would never end"),
+        *((["--", option], {}, f"{option}: it runs nothing") for option in ("--list", "--help", "-h")),
+        (["--dry-run"], {"KIT_HOME": "/nosuch"}, "/nosuch is not a checkout of kit"),
         (["--dry-run", "--", "--out", "elsewhere"], {}, "--out: --name says where the results are"),
         (["--dry-run", "--", "--only", "01", "--out=elsewhere"], {}, "--out=elsewhere: --name says where the results are"),
         (["--dry-run", "--", "-p", "draws=many"], {}, "'many' is not an int"),
@@ -188,8 +199,27 @@ def test_a_stock_template_gets_its_environment_on_the_volume_once(pod):
     assert "pip install" not in pod("batch.sh", PYTHON=str(fake)).stdout
 
 
-def test_jupyterlab_does_not_start_without_a_password(pod):
-    result = pod("start.sh")
+@pytest.mark.parametrize("port", ["x", "0", "65536", "99999999999999999999", "88 88", "-1"])
+def test_a_port_that_is_none_is_said_before_anything_is_installed(pod, port):
+    result = pod("start.sh", JUPYTER_PASSWORD="x", JUPYTER_PORT=port)
+    assert result.returncode == 2 and f"JUPYTER_PORT={port}: give a port" in result.stderr
+
+
+def test_folders_are_absolute_and_one_that_cannot_be_is_one_line(pod):
+    """JupyterLab served rel/rel, and a relative KIT_HOME was lost when the workspace was entered."""
+    _script(pod.home / ".venv" / "bin" / "jupyter", 'echo "$@"')
+    done = pod("start.sh", JUPYTER_PASSWORD="x", WORKSPACE="rel", KIT_HOME="kit")
+    assert done.returncode == 0 and f"--ServerApp.root_dir={pod.path}/rel " in done.stdout, done.stderr
+    assert len([*(pod.path / "rel" / "notebooks").glob("*.ipynb")]) > 10 and not (pod.path / "rel" / "rel").exists()
+    (pod.path / "full").mkdir()
+    (pod.path / "full" / "notebooks").write_text("a file")
+    done = pod("start.sh", JUPYTER_PASSWORD="x", WORKSPACE=f"{pod.path}/full")
+    assert done.returncode == 2 and "start.sh: error: cannot make the folder" in done.stderr
+
+
+@pytest.mark.parametrize("password", ["", " ", "\n"])
+def test_jupyterlab_does_not_start_without_a_password(pod, password):
+    result = pod("start.sh", JUPYTER_PASSWORD=password)
     assert result.returncode == 2 and "JUPYTER_PASSWORD is not set" in result.stderr
 
 
