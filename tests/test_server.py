@@ -1,6 +1,7 @@
 """The client of a server: what counts as a token, what every bad answer is called, and that nothing goes anywhere else."""
 
 import json
+import operator
 import os
 import shutil
 import socket
@@ -15,14 +16,14 @@ from click.testing import CliRunner
 
 from kit.errors import ServerError
 from kit.lab.commands.cli import main
-from kit.lab.engines import owner
+from kit.lab.engines import owner, wheel_server
 from kit.lab.engines.meter import Received, Report
 from kit.lab.engines.protocols import PROTOCOLS, event_of
 from kit.lab.engines.server import KEY, ServerClient, is_server
 from kit.lab.engines.started import Started, changed
 from kit.lab.engines.watch import Holding, Seen
 from kit.lab.explaining import refused as refused_load
-from kit.lab.explaining import running_answer, running_words
+from kit.lab.explaining import remedies, running_answer, running_words
 from kit.lab.explaining.causes import Cause, Window, split
 from kit.lab.explaining.running import Running
 from kit.lab.measuring.busy import Busy
@@ -110,6 +111,28 @@ def test_flags_are_replaced_and_secrets_hidden(smollm2):
         Started("xllamacpp --spec-type draft-eagle3", smollm2)
     with pytest.raises(ServerError, match="nowhere/llama-server: No such file"):
         Started("/nowhere/llama-server -t 2", smollm2)
+    assert changed("x --sleep-idle-seconds -1 -c 512", "--sleep-idle-seconds 5") == "x -c 512 --sleep-idle-seconds 5"
+    with pytest.raises(ServerError, match="-c many: give a whole number"):
+        Started("xllamacpp -c many", smollm2)
+
+
+@pytest.mark.parametrize("flag", [flag for flag in wheel_server.FLAGS if flag.fields], ids=lambda flag: flag.names[0])
+def test_a_flag_that_the_wheel_takes_is_set(flag):
+    """-fa was read and set nothing."""
+    pytest.importorskip("xllamacpp")
+    text, value = next(iter(flag.choices.items())) if flag.choices else ("7", flag.read("7"))
+    for name in flag.names:
+        made = wheel_server.parameters(wheel_server.parsed([name, text]))
+        found = [operator.attrgetter(field)(made) for field in flag.fields]
+        assert found == [value] * len(found)
+    assert found != [operator.attrgetter(field)(wheel_server.parameters({})) for field in flag.fields]
+
+
+@pytest.mark.parametrize("name", remedies.FLAGS)
+def test_the_wheels_server_takes_every_flag_that_is_advised(name):
+    pytest.importorskip("xllamacpp")
+    flags = remedies.FLAGS[name].format(cores=2, context=4096, reuse="--ctx-checkpoints 32")
+    assert wheel_server.parsed(flags.split()), flags
 
 
 def test_a_key_goes_to_the_typed_host_alone_and_is_written_nowhere(monkeypatch):
@@ -411,6 +434,15 @@ def test_an_answer_compared_with_an_earlier_one(times, verdict, words):
 
     told = running_answer.compared(answer(0.1), answer(0.1 / times))
     assert told["verdict"] == verdict and words in " ".join(told["told"].split())
+    deep = {"at_depth": answer(0.2)["decode"] | {"positions": 1024}, "second_turn": {"seconds": 0.3, "again": 200}}
+    later = {"at_depth": answer(0.1)["decode"] | {"positions": 1024}, "second_turn": {"seconds": 0.1, "again": 0}}
+    told = running_answer.compared(answer(0.1) | deep, answer(0.1 / times) | later)
+    assert told["verdict"] == verdict and told["at_depth"]["verdict"] == "faster", "a cache of fewer bits shows at depth alone"
+    words = " ".join(told["told"].split())
+    assert "After 1,024 positions it is 2.00 times as fast as before (1.90 to 2.10). A second turn waited 300 ms" in words
+    assert "computed 200 positions again and computes 0." in words
+    later["at_depth"]["positions"] = 512
+    assert "at_depth" not in running_answer.compared(answer(0.1) | deep, answer(0.1) | later)
     busy = running_answer.compared(answer(0.1), answer(0.1 / times, 1.0))
     assert busy["verdict"] == "busy" and "times as fast" not in busy["told"] and "no comparison" in busy["told"]
 

@@ -3,13 +3,9 @@
 One string names it with its options, as in a shell: ``./llama-server -t 4 -c 8192``, or ``xllamacpp -t 4`` for the wheel's.
 """
 
-import json
-import os
 import shlex
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,19 +14,13 @@ from pathlib import Path
 import httpx2 as httpx
 
 import kit
-from kit import system
 from kit.errors import ServerError
-from kit.lab.engines import llama_cpp
+from kit.lab.engines import llama_cpp, wheel_server
+from kit.lab.engines.wheel_server import WHEEL
 from kit.system import python
 
-WHEEL = "xllamacpp"  # the first word of an engine that is the wheel's server
 _PATIENCE = 120.0  # seconds until a model is loaded
 _KEPT = 400  # characters of a server's last words
-
-# Flag -> how it is set in the wheel's parameters. A name that another build adds is refused, not ignored.
-_CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
-_LOAD = {"--mlock": "mlock", "--no-mmap": "none"}
-_DRAFTS = {"draft-simple": "DRAFT_SIMPLE", "ngram-simple": "NGRAM_SIMPLE"}  # its ways to speculate
 
 
 def is_server(spec: str) -> bool:
@@ -54,8 +44,8 @@ class Started:
         if words[0] == WHEEL:
             if not llama_cpp.available():
                 raise ServerError(f"{spec}: xllamacpp is not installed: pip install xllamacpp")
-            _parsed(options)  # a flag that the wheel lacks is said before anything starts
-            command = python.running(__name__, *options)
+            wheel_server.parsed(options)  # a flag that the wheel lacks is said before anything starts
+            command = python.running(wheel_server.__name__, *options)
         else:
             command = [words[0], *options]
         self._said = tempfile.TemporaryFile("w+")
@@ -104,7 +94,7 @@ def changed(spec: str, flags: str) -> str:
         if skip:
             skip = False
         elif word in names:
-            skip = bool(after) and not after.startswith("-")
+            skip = (bool(after) and not after.startswith("-")) or after.removeprefix("-").isdigit()
         else:
             kept.append(word)
     return shlex.join(kept + new)
@@ -114,86 +104,3 @@ def _free_port() -> int:
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
         return asked.getsockname()[1]
-
-
-def _parsed(words: list[str]) -> dict:
-    """Flags of the wheel's server as plain data; ServerError for one that it does not take here."""
-    given: dict = {"threads": None, "context": None, "k": None, "v": None, "load": None, "batch": None, "parallel": 1}
-    numbers = {"-t": "threads", "--threads": "threads", "-c": "context", "--ctx-size": "context", "-ub": "batch",
-               "--port": "port", "-np": "parallel", "--sleep-idle-seconds": "sleep", "--spec-draft-n-max": "drafted",
-               "--spec-ngram-simple-size-n": "size_n", "--spec-ngram-simple-size-m": "size_m"}  # fmt: skip
-    texts = {
-        "-m": "model",
-        "--host": "host",
-        "-ctk": "k",
-        "-ctv": "v",
-        "-fa": "flash",
-        "-md": "draft",
-        "--spec-type": "speculates",
-    }
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if word in _LOAD:
-            given["load"] = _LOAD[word]
-        elif word in numbers and left and left[0].lstrip("-").isdigit():
-            given[numbers[word]] = int(left.pop(0))
-        elif word in texts and left:
-            given[texts[word]] = left.pop(0)
-        else:
-            takes = ", ".join([*_LOAD, *numbers, *texts])
-            raise ServerError(f"{WHEEL}: does not take {word!r} here; it takes {takes}, and a llama-server by its path all")
-    for kind in ("k", "v"):
-        if given[kind] not in (None, *_CACHE_TYPES):
-            raise ServerError(f"{WHEEL}: no type of cache {given[kind]!r}; it has {', '.join(_CACHE_TYPES)}")
-    if given.get("speculates", "draft-simple") not in _DRAFTS:
-        raise ServerError(f"{WHEEL}: does not take --spec-type {given['speculates']} here; it takes {', '.join(_DRAFTS)}")
-    return given
-
-
-def _speculate(made, given: dict) -> None:
-    """Set what drafts in the wheel's parameters, where the flags ask for it."""
-    import xllamacpp
-
-    kind, how = given.get("speculates", "draft-simple" if "draft" in given else ""), made.speculative
-    if not kind:
-        return
-    how.types = [getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{_DRAFTS[kind]}")]
-    if "draft" in given:
-        how.draft.mparams.path = given["draft"]
-        if given["threads"]:
-            how.draft.cpuparams.n_threads = how.draft.cpuparams_batch.n_threads = given["threads"]
-    how.draft.n_max = given.get("drafted", how.draft.n_max)
-    for name in given.keys() & {"size_n", "size_m"}:
-        setattr(how.ngram_simple, name, given[name])
-
-
-def main(words: list[str]) -> None:
-    """The wheel's server as a program; it ends when its standard input does, so that it never stays behind."""
-    system.end_with_parent()
-    import xllamacpp
-
-    given = _parsed(words)
-    made = xllamacpp.CommonParams()
-    made.model.path, made.port, made.hostnames = given["model"], given["port"], [given.get("host", "127.0.0.1")]
-    made.n_parallel, made.endpoint_slots = given["parallel"], True
-    for name, value in (("n_ctx", given["context"]), ("n_ubatch", given["batch"]), ("sleep_idle_seconds", given.get("sleep"))):
-        if value is not None:
-            setattr(made, name, value)
-    if given["threads"]:
-        made.cpuparams.n_threads = made.cpuparams_batch.n_threads = given["threads"]
-    for kind in ("k", "v"):
-        if given[kind]:
-            setattr(made, f"cache_type_{kind}", xllamacpp.ggml_type(_CACHE_TYPES[given[kind]]))
-    if given["load"]:
-        made.load_mode = xllamacpp.llama_load_mode(llama_cpp.LOAD_MODES[given["load"]])
-    _speculate(made, given)
-    server = xllamacpp.Server(made)
-    print(json.dumps({"listening": server.listening_address}), flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    sys.stdin.read()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -12,7 +12,7 @@ from kit.gguf.foreign import check_model
 from kit.gguf.sources import resolve
 from kit.lab.engines.server import is_server
 from kit.lab.engines.started import Started, changed
-from kit.lab.explaining import running_words
+from kit.lab.explaining import causes, running_words, second_turn
 from kit.lab.explaining.lines import paragraph
 from kit.lab.explaining.of_engines import this_machine
 from kit.lab.explaining.running import NEAR, Running
@@ -76,22 +76,37 @@ def _read(path: str) -> dict:
 
 
 def compared(before: dict, after: dict) -> dict:
-    """How many times as fast ``after`` is as ``before``, with an interval from both of theirs, and the sentence."""
+    """How many times as fast ``after`` is as ``before``, with an interval from both of theirs, and the sentences: a token near
+    the beginning, one at depth where both have the same positions, and what a second turn waits."""
     first, second = before["decode"], after["decode"]
+    found, text = _judged(first, second)
+    took = f" A token took {format_seconds(first['seconds'])} and takes {format_seconds(second['seconds'])}."
+    if max(each.get("others") or 0.0 for each in (first, second)) > BUSY:  # no verdict of a busy machine
+        found |= {"verdict": "busy"}
+        text = "Other processes used the cores in one of the two: no comparison; measure again without them." + took
+    else:
+        text = f"It is {text}.{took}"
+        (deep, later), turns = ([each.get(key) for each in (before, after)] for key in ("at_depth", "second_turn"))
+        if deep and later and deep["positions"] == later["positions"]:
+            found["at_depth"], told = _judged(deep, later)
+            text += f" After {deep['positions']:,} positions it is {told}."
+        if all(turns):
+            waits, again = ([format_seconds(each["seconds"]), f"{each['again']:,}"] for each in turns)
+            text += f" A second turn waited {waits[0]} and waits {again[0]}; "
+            text += f"it computed {waits[1]} positions again and computes {again[1]}."
+    names = [Path(each["engine"].get("file") or each["engine"].get("model") or "?").name for each in (before, after)]
+    if names[0] != names[1]:
+        text += f" The files differ: {names[0]} before, {names[1]} now."
+    return found | {"told": paragraph(text)}
+
+
+def _judged(first: dict, second: dict) -> tuple[dict, str]:
+    """Two tests of tokens: ``times``, ``interval``, ``verdict``; and the same in words."""
     times = first["seconds"] / second["seconds"]
     low, high = first["interval"][0] / second["interval"][1], first["interval"][1] / second["interval"][0]
     verdict = "faster" if low > 1 else "slower" if high < 1 else "as fast"
     span = f" ({low:.2f} to {high:.2f})" * (verdict != "as fast")
-    busy = max(each.get("others") or 0.0 for each in (first, second)) > BUSY
-    text = f"It is {as_fast(times, low, high, 'before')}{span}. A token took "
-    if busy:  # no verdict of a busy machine
-        verdict = "busy"
-        text = "Other processes used the cores in one of the two: no comparison; measure again without them. A token took "
-    text += f"{format_seconds(first['seconds'])} and takes {format_seconds(second['seconds'])}."
-    names = [Path(each["engine"].get("file") or each["engine"].get("model") or "?").name for each in (before, after)]
-    if names[0] != names[1]:
-        text += f" The files differ: {names[0]} before, {names[1]} now."
-    return {"times": times, "interval": [low, high], "verdict": verdict, "told": paragraph(text)}
+    return {"times": times, "interval": [low, high], "verdict": verdict}, f"{as_fast(times, low, high, 'before')}{span}"
 
 
 def _to_try(running: Running, change: dict | None) -> str:
@@ -108,40 +123,60 @@ def _to_try(running: Running, change: dict | None) -> str:
 
 
 def try_change(spec: str, file: Path, say: Callable[[str], object], as_json: bool = False) -> dict:
-    """Explain a llama-server that kit starts, change what the largest cause names, and time both in turn."""
+    """Explain a llama-server that kit starts, change what the largest cause names, and time in turn what that cause is of."""
     tell = (lambda text: None) if as_json else say
     with Started(spec, file) as server:
         answer = explain(server.url, tell, file=file)
-    change = answer["change"]["flags"] if answer["change"] else ""
-    if not change:
+    change = answer["change"] or {}
+    timed = _TIMED.get(change.get("of"))
+    if not change.get("flags") or timed is None:
         tell("There is no flag to try.\n")
-        as_json and say(to_json(answer))
-        return answer
-    new = changed(spec, change)
-    seconds = turns(file, spec, new, _ROUNDS)
-    answer["tried"] = {"change": change} | told_in_turn(spec, new, seconds)
-    tell(answer["tried"]["told"] + "\n")
+    else:
+        new = changed(spec, change["flags"])
+        positions = answer["at_depth"]["positions"] if change["of"] == causes.DEEP else NEAR
+        seconds = turns(file, spec, new, _ROUNDS, timed, positions)
+        answer["tried"] = {"change": change["flags"], "of": change["of"]} | told_in_turn(spec, new, seconds, change["of"])
+        tell(answer["tried"]["told"] + "\n")
     if as_json:
         say(to_json(answer))
     return answer
 
 
-def turns(file: Path, before: str, after: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds per token of two settings of a server, both started, that answer in turn: one of them computes at a time."""
+def _token(running: Running, prompt: list[int]) -> float:
+    return running.again(prompt).seconds
+
+
+def _second_turn(running: Running, prompt: list[int]) -> float:
+    _ = running.prompts  # how long its prompts may be
+    turn = second_turn.measured(running)
+    if turn is None:
+        raise ServerError(f"{running.server.url}: a second turn could not be measured")
+    return turn["seconds"]
+
+
+_TIMED = {causes.DECODE: _token, causes.DEEP: _token, causes.TURN: _second_turn}  # a first request is no matter of turns
+
+
+def turns(
+    file: Path, before: str, after: str, rounds: int, timed: Callable[[Running, list[int]], float] = _token,
+    positions: int = NEAR,
+) -> dict[str, list[float]]:  # fmt: skip
+    """Seconds of two settings of a server, both started, that answer in turn: one of them computes at a time. ``timed``: of a
+    token after a prompt of so many ``positions``, or of a second turn."""
     seconds: dict[str, list[float]] = {before: [], after: []}
     with ExitStack() as stack:
         sides = {}
         for spec in seconds:
             url = stack.enter_context(Started(spec, file)).url
             sides[spec] = stack.enter_context(Running(url, file=file))
-        prompts = {spec: running.prompt(NEAR) for spec, running in sides.items()}
+        prompts = {spec: running.prompt(positions) for spec, running in sides.items()}
         for number in range(rounds):
             for spec in list(sides) if number % 2 == 0 else list(sides)[::-1]:
-                seconds[spec].append(sides[spec].again(prompts[spec]).seconds)
+                seconds[spec].append(timed(sides[spec], prompts[spec]))
     return seconds
 
 
-def told_in_turn(before: str, after: str, seconds: dict[str, list[float]]) -> dict:
+def told_in_turn(before: str, after: str, seconds: dict[str, list[float]], of: str = causes.DECODE) -> dict:
     """The ratio of two settings that were timed in turn, with its interval, and the sentence."""
     import numpy as np
 
@@ -150,7 +185,8 @@ def told_in_turn(before: str, after: str, seconds: dict[str, list[float]]) -> di
     ratios = np.array(seconds[before]) / np.array(seconds[after])
     low, high = interval_of(ratios)
     first, second = (float(np.median(seconds[each])) for each in (before, after))
-    text = f"Before: {format_seconds(first)} per token with `{before}`. After: {format_seconds(second)} with `{after}`, "
+    what = {causes.DECODE: "per token", causes.DEEP: "per token at depth", causes.TURN: "until a second turn's first token"}[of]
+    text = f"Before: {format_seconds(first)} {what} with `{before}`. After: {format_seconds(second)} with `{after}`, "
     times = float(np.median(ratios))
     span = f" ({low:.2f} to {high:.2f})" * (not low <= 1 <= high)
     text += f"{as_fast(times, low, high, 'before')}{span}, in turn {len(ratios)} times."
