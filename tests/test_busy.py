@@ -14,7 +14,7 @@ from kit.lab.commands import cli
 from kit.lab.drafts import explain
 from kit.lab.engines.bounds_of import Roof
 from kit.lab.explaining import answer, offer, quants
-from kit.lab.measuring import busy, child, measurements, process
+from kit.lab.measuring import busy, child, measurements, pages, process
 from kit.lab.measuring.busy import Busy, apart
 from kit.lab.measuring.group import Group, missing_rights
 from kit.lab.predicting.ways import Prediction
@@ -99,8 +99,9 @@ def test_a_quiet_machine_says_nothing_of_it(files, words):
     assert LINE not in run(*words).output and json.loads(run(*words, "--json").stdout)["busy"] is False
 
 
-def test_explain_refuses_its_own_advice_as_well(files, crowded):
-    """llama.cpp was not compared, and int16 was recommended in the same output."""
+def test_explain_refuses_its_own_advice_as_well(files, crowded, monkeypatch):
+    """llama.cpp was not compared, and int16 was recommended in the same output; pages of a busy minute cost milliseconds."""
+    monkeypatch.setattr(pages, "speed", lambda file: pages.MapSpeed(1.0, 2.0, 0.0))
     text = run("explain", files["tiny-llama"], "--tokens", "2").stdout
     assert text.lstrip().startswith(LINE) and text.count(LINE) == 1
     for word in (
@@ -111,6 +112,8 @@ def test_explain_refuses_its_own_advice_as_well(files, crowded):
         "At most",
         "times as fast",
         "WHERE A TOKEN",
+        "reads the file again",
+        "That costs",
     ):
         assert word not in text, word
     assert "No advice: close what else runs" in text

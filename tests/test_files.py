@@ -156,7 +156,8 @@ def test_a_folder_that_may_not_be_written_is_said_before_any_work(tmp_path, monk
     monkeypatch.setattr("kit.lab.engines.requantize.targets", lambda: ["Q4_0"])
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: not Path(path) == tmp_path and access(path, mode))
-    for words in (["quants", str(tiny_file.path)], ["fetch", "smollm2-135m"]):
+    page = ["reproduce", "--profile", "smoke", "--only", "02", "--out", str(tmp_path / "run")]  # it failed in its 28th cell
+    for words in (["quants", str(tiny_file.path)], ["fetch", "smollm2-135m"], page):
         done = CliRunner().invoke(main, words)
         said = done.stderr.splitlines()[-1]
         assert done.exit_code == 2 and done.stdout == ""
@@ -164,6 +165,19 @@ def test_a_folder_that_may_not_be_written_is_said_before_any_work(tmp_path, monk
     for number, text in ((errno.EACCES, "name another"), (errno.EROFS, "name another"),
                          (errno.ENOSPC, "free some space, or name another")):  # fmt: skip
         assert helps(OSError(number, "why"), "name another") == f"; {text}" and helps(OSError(number, "why"), "") == ""
+
+
+def test_a_read_only_file_system_is_the_reason_that_is_said(tmp_path, monkeypatch):
+    """It says "read-only" of deleting what was never made as well, and the name of a partial file was all that was told."""
+
+    def refused(*_, **how):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    path = tmp_path / "made.gguf"
+    with pytest.raises(GGUFError, match=f"{path}: cannot be written: Read-only file system; go"), replacing(path, remedy="go"):
+        pass
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="folders with rights")

@@ -53,7 +53,8 @@ def replacing(
     except OSError as problem:
         raise error(f"{path}: cannot be written: {problem.strerror or problem}{helps(problem, remedy)}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a file system that is read-only says so of a file that was never made, in place of the reason
+            partial.unlink()
 
 
 def helps(problem: OSError, remedy: str) -> str:

@@ -43,6 +43,7 @@ def command(files, to, tokens, rounds, figure, as_json):
     from kit.lab.engines.requantize import requantize, targets
     from kit.lab.explaining import quants
     from kit.lab.figures import FILES
+    from kit.lab.synthetic.write import FOLDER
     from kit.system.files import check_writable, made
     from kit.system.paths import models_folder
     from kit.units import finite
@@ -62,7 +63,7 @@ def command(files, to, tokens, rounds, figure, as_json):
     if unknown := [kind for kind in kinds if kind not in known]:
         raise QuantError(f"--to {unknown[0]}: no quantizer for it is installed; choose from {', '.join(known)}")
     alone = len(paths) == 1
-    room = made(models_folder(), QuantError, "name another folder by KIT_MODELS") if alone else None
+    room = made(models_folder(), QuantError, FOLDER) if alone else None
     with tempfile.TemporaryDirectory(dir=room) if alone else nullcontext() as folder:
         if alone:
             with kit.open(paths[0]) as source:

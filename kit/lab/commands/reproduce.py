@@ -58,7 +58,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     from kit.gguf.sources import absolute
     from kit.lab.claims import records
     from kit.lab.measuring.doctor import check_device
-    from kit.lab.report import index, parameters, planning, runner
+    from kit.lab.report import ahead, index, parameters, planning, runner
     from kit.lab.report import run as runs
     from kit.system import paths
 
@@ -86,6 +86,7 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     to_run = planning.pending(run, jobs) if resume and not again else jobs
     runner.check_memory(job.name for job in to_run)
     planning.check_model(request.model, jobs)
+    ahead.check_folder(_work(request, to_run))
     if not resume:
         run = runs.start(folder, request)
         if not again:
@@ -177,12 +178,7 @@ def _perform(run, jobs, timeout, progress, lines, early, taken=None, draws=None)
             bar.set_description("compiling, generating")
             if lines:
                 say("compiling, generating")
-            request = run.request
-            ahead.make(
-                work
-                for job in some
-                for work in ahead.work_of(job.declares, request.profile, request.model, job.parameters.get("seed", 0))
-            )
+            ahead.make(_work(run.request, some))
 
         def on_end(job, outcome):
             reason = f"  cell {outcome.cell}: {outcome.reason}" if outcome.reason else ""
@@ -197,6 +193,14 @@ def _perform(run, jobs, timeout, progress, lines, early, taken=None, draws=None)
         make(jobs[:1])
         planning.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None, taken, draws)
         bar.update(bar.total - bar.n)
+
+
+def _work(request, jobs):
+    """What notebooks will make, of a request."""
+    from kit.lab.report import ahead
+
+    for job in jobs:
+        yield from ahead.work_of(job.declares, request.profile, request.model, job.parameters.get("seed", 0))
 
 
 @contextmanager

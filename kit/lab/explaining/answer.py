@@ -177,7 +177,7 @@ def told(found: Conclusion) -> list[str]:
     the limit and no advice."""
     study, limit = found.study, found.data["limit"]
     lines = [f"A token reads {format_bytes(limit['bytes'])}; {_bandwidth(limit)}."]
-    if study.map_found and study.map_found.ratio < pages.SMALL:
+    if not study.busy and study.map_found and study.map_found.ratio < pages.SMALL:
         lines.append(pages.told(study.map_found, study.map_speed, limit["bytes"], command(study, BLOCKS)))
     if not study.room.fits:
         lines.append(_short(study))

@@ -20,9 +20,10 @@ from kit.gguf.formats import DTYPES, FORMATS, described
 from kit.lab import profiles
 from kit.lab.measuring import child
 from kit.lab.synthetic.geometry import geometry
-from kit.lab.synthetic.write import cached_model
+from kit.lab.synthetic.write import FOLDER, cached_model, path_of
 from kit.products import PRODUCTS
 from kit.system import memory_available, usable_cores
+from kit.system.files import made
 from kit.system.paths import PACKAGE, models_folder
 
 _STAND_IN = "granite-3.3-8b"  # what lab.file() gives
@@ -130,6 +131,14 @@ def _tiles(coding):
 def _generated(profile, stands_for, seed):
     name, layers = profiles.get(profile).models[stands_for]
     cached_model(name, layers=layers, seed=seed, folder=models_folder())
+
+
+def check_folder(work: Iterable[tuple]) -> None:
+    """ReportError where work generates a model that is not there, and the folder of models may not be written."""
+    for profile, stands_for, seed in (arguments for name, *arguments in work if name == "generated"):
+        name, layers = profiles.get(profile).models[stands_for]
+        if not path_of(name, layers=layers, seed=seed, folder=models_folder()).exists():
+            made(models_folder(), ReportError, FOLDER)
 
 
 # the longest first

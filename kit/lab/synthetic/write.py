@@ -18,11 +18,12 @@ from kit.gguf.writer import ALIGNMENT, header, padded
 from kit.lab.synthetic.encode import encode
 from kit.lab.synthetic.geometry import Geometry, geometry
 from kit.model.layers import KINDS
-from kit.system.files import replacing
+from kit.system.files import made, replacing
 from kit.system.note import doing
 
 SIGMA = 0.02  # standard deviation of the weights, as in a freshly initialized transformer
 _ROOM = "ask for fewer layers or write elsewhere"  # where the disk is too small
+FOLDER = "name another folder by KIT_MODELS"  # where none may be written
 REVISION = 2  # part of a cached file's name: raise it whenever the same arguments give other bytes
 _DRAWN = {  # mean and standard deviation of other tensors, by how their names end
     ".bias": (0, SIGMA), "_norm.weight": (1, 0.05), **{end: drawn for kind in KINDS for end, drawn in kind.drawn.items()},
@@ -64,16 +65,18 @@ def cached_model(
     folder: str | os.PathLike = "data/models",
 ) -> Path:
     """The path of a synthesized file in ``folder``, written on the first call and reused afterwards."""
-    model = geometry(model)
-    depth = model.layers if layers is None else layers
-    path = Path(folder) / f"{model.name}-{mix}-{depth}layers-seed{seed}-r{REVISION}.gguf"
+    path = path_of(model, mix, layers, seed, folder)
     if not path.exists():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise GGUFError(f"{path.parent}: cannot create the folder: {error.strerror}") from None
+        made(path.parent, GGUFError, FOLDER)
         synthesize(path, model, mix, layers, seed)
     return path
+
+
+def path_of(model: str | Geometry, mix: str = "Q4_K_M", layers: int | None = None, seed: int = 0, folder="data/models") -> Path:
+    """The path of ``cached_model`` with the same arguments, whether its file exists or not."""
+    model = geometry(model)
+    depth = model.layers if layers is None else layers
+    return Path(folder) / f"{model.name}-{mix}-{depth}layers-seed{seed}-r{REVISION}.gguf"
 
 
 def _stream(head: bytes, specs: list[TensorInfo], model: Geometry, seed: int) -> Iterator[bytes | memoryview]:
