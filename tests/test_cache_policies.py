@@ -378,6 +378,10 @@ def test_min_without_its_future():
     policy.request("a", 1)
     with pytest.raises(CacheError, match="access 1 is 'c'"):
         policy.request("c", 1)
+    policy = MIN(3, future=[("a", 1)])
+    policy.request("a", 1)
+    with pytest.raises(CacheError, match="access 1 is 'a'"):
+        policy.request("a", 1)
 
 
 def test_lfu_window_must_remember_something():

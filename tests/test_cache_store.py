@@ -186,3 +186,30 @@ def test_a_store_without_room_gets_it_for_the_layers_ahead_and_the_next():
     with Prefetcher(store, plan_of(4, loads), ahead=2, asynchronous=False):
         store.get("blk.0.a", 10, lambda: "mine")
         assert loads == ["blk.1.a", "blk.1.b", "blk.2.a", "blk.2.b"] and store.ahead_bytes == 60
+
+
+def test_prefetch_sees_each_layer_once_and_never_its_own():
+    store, loads = WeightCache(NoCache(), ahead_bytes=1000), []
+    with Prefetcher(store, plan_of(2, loads), ahead=5, asynchronous=False) as prefetcher:
+        store.get("blk.0.a", 10, lambda: "mine")
+        assert loads == ["blk.1.a", "blk.1.b", "output"], "all but its own layer"
+        for key in ("blk.1.a", "blk.0.b", "blk.7.a"):
+            store.get(key, 10, lambda: "mine")
+        assert loads[3:] == ["blk.0.a", "blk.0.b", "blk.1.a"], "at its first tensor, once, what is not there"
+        with pytest.raises(CacheError, match="no layer 7: give 0 to -1"):
+            prefetcher.prefetch(7)
+    with pytest.raises(CacheError, match="workers=0"):
+        Prefetcher(store, plan_of(2, []), workers=0)
+
+
+def test_a_prefetcher_that_is_closed_cancels_what_has_not_begun():
+    ends, futures = time.monotonic() + 5, []
+
+    def load():
+        while not futures or (not futures[-1].cancelled() and time.monotonic() < ends):
+            time.sleep(0.001)
+
+    prefetcher = Prefetcher(WeightCache(NoCache(), ahead_bytes=100), [(f"blk.0.{name}", 10, load) for name in "abc"])
+    futures += prefetcher.prefetch(0)
+    prefetcher.close()
+    assert futures[-1].cancelled() and prefetcher.store.prefetcher is None

@@ -13,7 +13,7 @@ from traces import mixture_of_experts, shifting, zipf
 import kit
 from benchmarks._oracle import write
 from kit.cache.policies.base import LRU, HashMap
-from kit.cache.traces import Requests, repeated, requests
+from kit.cache.traces import Requests, hottest, popular, repeated, requests
 from kit.errors import TraceError
 from kit.lab.predicting import oracle
 from kit.lab.synthetic.geometry import GEOMETRIES, decode_order
@@ -23,7 +23,7 @@ from kit.lab.synthetic.write import synthesize
 def test_only_accesses_that_did_not_fail_count():
     trace = kit.Trace()
     trace.add("access", 0, 1, "blk.0.a", 0, 3, 10, "miss")
-    trace.add("dequantize", 0, 1, "blk.0.a", 0, 3, 10)
+    trace.add("dequantize", 0, 1, "blk.0.a", 0, 3, 11)
     trace.add("access", 0, 1, "blk.0.b", 0, 4, 20, "error")
     expected = Requests(["blk.0.a"], [10], [3])
     assert requests(trace) == requests(trace.frame()) == expected
@@ -113,3 +113,25 @@ def test_what_is_no_oracle_general(tmp_path):
             oracle.read(path)
     with pytest.raises(TraceError, match="4 GiB or more"):
         write(repeated([("huge", 2**32)], 1), path)
+
+
+def test_what_is_asked_of_requests_by_hand():
+    asked = Requests(list("abcab"), [3, 2, 0, 9, 9], [0, 0, 0, 1, 1])
+    assert asked.objects == {"a": 3, "b": 2, "c": 0} and asked.working_set == 5
+    assert asked.next_uses == [3, 4, np.inf, np.inf, np.inf]
+    assert [asked.share(part) for part in (0.0, 0.5, 1.0)] == [1, 2, 5] and asked.counted().sizes == [1] * 5
+    assert asked[1:3] == Requests(["b", "c"], [2, 0], [0, 0])
+    assert asked[[False, True, False, False, True]] == Requests(["b", "b"], [2, 9], [0, 1])
+    with pytest.raises(ValueError, match="shorter"):
+        _ = Requests(["a", "b"], [1], [0, 0]).objects
+    assert requests([("a", 0), ("b", 2)]) == Requests(["a", "b"], [0, 2], [0, 0])
+    assert repeated([("a", 1)], 2) == Requests(["a", "a"], [1, 1], [0, 1])
+    assert hottest(Requests(list("abbccc"), [2, 1, 1, 4, 4, 4], [0] * 6), 3) == ["b", "a"], "c has more uses a byte than a"
+
+
+def test_popular_experts_are_drawn_by_their_rank():
+    asked = popular(50, 40_000, skew=1.0)
+    uses = pd.Series(asked.keys).value_counts()
+    assert uses["blk.0.ffn_up_exps.weight[0]"] / uses["blk.1.ffn_up_exps.weight[1]"] == pytest.approx(2, rel=0.1)
+    assert "blk.1.ffn_up_exps.weight[49]" in uses and len(uses) == 50
+    assert {*asked.sizes} == {1} and {*asked.tokens} == {0} and len(asked.sizes) == len(asked.tokens) == 40_000

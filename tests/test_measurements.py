@@ -1,9 +1,12 @@
 """The store of measurements: one key, one value."""
 
+import hashlib
 import json
 from dataclasses import asdict, fields, replace
+from types import SimpleNamespace
 
 import model_files
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -168,6 +171,83 @@ def test_a_damaged_table_of_engines_is_none(tmp_path, text):
     assert measurements.peers(tmp_path) == {}
     (tmp_path / measurements.PEERS).write_bytes(b'{"engines": {"k\xff": {}}}')
     assert measurements.peers(tmp_path) == {}
-    whole = {"engines": {"kit": {"speed": float("nan"), "samples": [20.0], "reason": "x", "others": None}}, "by": "07"}
+    whole = {"engines": {"kit": {"speed": float("nan"), "samples": [20.0, 0.5], "reason": "x", "others": None}}, "by": "07"}
     (tmp_path / measurements.PEERS).write_text(json.dumps(whole))
     assert measurements.peers(tmp_path)["engines"].keys() == {"kit"}
+
+
+def test_busy_apart_and_disagreeing_by_hand(monkeypatch):
+    monkeypatch.setattr(measurements, "interval_of", lambda samples: (min(samples), max(samples)))
+    of = lambda *samples, **more: replace(ONE, samples=samples, **more)  # noqa: E731
+    assert [of(1.0, others=others).busy for others in (0.0, measurements.BUSY, 0.3)] == [False, False, True]
+    for far in (2.1, 2 * (1 + 3e-9)):
+        assert of(1.0, 2.0).apart(of(far, 3.0)) and of(far, 3.0).apart(of(1.0, 2.0))
+    for near in (1.5, 2.0, 2 * (1 + 5e-10)):
+        assert not of(1.0, 2.0).apart(of(near, 3.0)) and not of(near, 3.0).apart(of(1.0, 2.0))
+    for one, other in ((of(1.0), of(1.25)), (of(1.0), of(3.0)), (of(1.0, 1.0, 2.0), of(2.1, 3.0, 3.0))):
+        assert one.disagrees(other) and other.disagrees(one)
+    for one, other in ((of(10.0), of(12.0)), (of(1.0, 1.0, 2.0), of(2.0, 3.0, 3.0)), (of(1.0), of(3.0, unit="GB/s"))):
+        assert not one.disagrees(other) and not other.disagrees(one)
+    assert of(1.0, 3.0).told == "2.00 s (1.00 s to 3.00 s)" and of(2.0).told == "2.00 s (measured once)"
+    told = measurements.said(of(1.0, by="07", at="2026-11-26T01:02"), of(3.0, by="09", at="2026-11-27T01:02"))
+    assert told == (
+        "two measurements of blocks disagree: 1.00 s (measured once) by 07 on 2026-11-26, 3.00 s (measured once) by 09 on "
+        "2026-11-27; the machine was not the same, or one of them is wrong"
+    )
+
+
+@pytest.mark.parametrize(
+    "way, unit, least, kept",
+    [("w", "s", 0.0, False), ("w", "GB/s", 0.0, False), (measurements.USE + "x", "s", 0.0, True), ("w", "nats", 0.0, True),
+     (measurements.USE + "x", "s", -1.0, False), ("w", "nats", -1.0, True), ("w", "s", 1.0, True)],
+)  # fmt: skip
+def test_a_sample_that_cannot_be_of_its_unit_is_none(store, way, unit, least, kept):
+    store.add(replace(ONE, way=way, unit=unit, samples=(2.0, least)))
+    assert (len(list(store)), store.left_out) == (kept, 1 - kept)
+
+
+def test_lines_are_only_ever_added_without_a_blank_one(store):
+    for _ in range(3):
+        store.add(ONE)
+    line = store.path.read_bytes().split(b"\n")[0]
+    assert line.startswith(b"{") and store.path.read_bytes() == (line + b"\n") * 3
+
+
+def test_a_store_makes_its_folders_and_measures_once_what_it_has(tmp_path, monkeypatch):
+    store, taken = measurements.of_run(tmp_path / "a" / "b"), iter((1.0, 2.0, 3.0))
+    assert store.path == tmp_path / "a" / "b" / measurements.NAME
+    monkeypatch.setenv("KIT_MEASURED", str(tmp_path / "c"))
+    assert measurements.shared().path == tmp_path / "c" / measurements.NAME
+    take = lambda **how: measurements.once(store, "w", "f", lambda: replace(ONE, samples=(next(taken),)), "07", **how)  # noqa: E731
+    assert [take().median, take().median, take(again=True).median, take().median] == [1.0, 1.0, 2.0, 2.0]
+    assert [(row.way, row.file, row.by, row.median) for row in measurements.shared()] == [
+        ("w", "f", "07", 1.0),
+        ("w", "f", "07", 2.0),
+    ]
+
+
+def test_engines_of_a_table_by_hand():
+    rows = {
+        "kit": {"speed": 4.0, "samples": [2.0, 4.0], "others": 0.5, "reason": ""},
+        "old": {"speed": 5.0, "samples": float("nan")},
+        "none": {"speed": float("nan"), "reason": "x"}, "stopped": {"speed": 0.0}, "missing": {},
+    }  # fmt: skip
+    found = measurements.engines({"digest": "d", "machine": "m", "settings": "t", "engines": rows})
+    assert {name: (row.samples, row.others, row.row) for name, row in found.items()} == {
+        "kit": ((0.5, 0.25), 0.5, {"speed": 4.0, "others": 0.5}), "old": ((0.2,), 0.0, {"speed": 5.0}),
+    }  # fmt: skip
+    assert {(row.way, row.file, row.machine, row.settings, row.by) for row in found.values()} == {
+        (name, "d", "m", "t", measurements.PEERS) for name in ("kit", "old")
+    }
+    assert measurements.engines({"engines": {"kit": {"speed": 1.0}}})["kit"].machine == measurements.machine_id()
+
+
+def test_a_digest_of_tensors_that_the_kit_does_not_know_is_that_of_their_table():
+    file = SimpleNamespace(architecture="a", tensors={"x": SimpleNamespace(is_known=False, qtype="Q9_Z", shape=(2,))})
+    told = hashlib.sha256(repr(("a", "")).encode() + repr(("x", "Q9_Z", (2,))).encode()).hexdigest()[:16]
+    assert measurements.digest_of(file) == told
+    file.tensors["x"].is_known, file.blocks = True, lambda name: np.arange(2 * 3 * 5000, dtype=np.uint8).reshape(2, 3, 5000)
+    data = file.blocks("x").reshape(-1)
+    told = hashlib.sha256(repr(("a", "")).encode() + repr(("x", "Q9_Z", (2,))).encode())
+    told.update(data[:4096].tobytes() + data[-4096:].tobytes())
+    assert measurements.digest_of(file) == told.hexdigest()[:16]
