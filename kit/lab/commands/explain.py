@@ -111,13 +111,13 @@ def command(
             raise CacheError(f"--quick runs and measures nothing: leave out {', '.join(wrong)}")
     if is_server(file):
         others = {"--memory": memory, "--room": room, "--trace": trace, "--via": via, "--machine": machine, "--report": report}
-        others |= {"--engine": engines, "--threads": threads, "--depth": depth, "--figure": figure}
+        others |= {"--engine": engines, "--threads": threads, "--depth": depth}
         if wrong := [name for name, value in others.items() if value]:
             raise CacheError(f"{file} is a running server: leave out {', '.join(wrong)}")
         from kit.lab.explaining import pasted, running_answer
 
         say = (lambda text: None) if markdown else click.echo
-        answer = running_answer.explain(file, say, served or "", None, thorough, as_json, compare, trying)
+        answer = running_answer.explain(file, say, served or "", None, thorough, as_json, compare, trying, figure)
         if markdown:
             click.echo(pasted.markdown(answer))
         return None

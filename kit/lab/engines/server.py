@@ -7,7 +7,7 @@ environment (KIT_SERVER_KEY), goes to that host alone, and is written nowhere.
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from urllib.parse import urlsplit
 
@@ -166,13 +166,13 @@ class ServerClient:
                 if status != 200:
                     raw.append(answer.read())
                     error = _told(raw[0])
-                for line in answer.iter_lines() if status == 200 else ():
-                    raw.append(line.encode() + b"\n")
-                    if (event := event_of(line)) is None:
+                for at, line in _lines(answer) if status == 200 else ():
+                    raw.append(line + b"\n")
+                    if (event := event_of(line.decode("utf-8", "replace"))) is None:
                         continue
                     piece = self.protocol.piece(event)
                     if piece.text or piece.ids:
-                        arrivals.append(time.perf_counter() - start)
+                        arrivals.append(at - start)
                         texts.append(piece.text)
                         ids += piece.ids
                         if len(arrivals) == 1:
@@ -188,12 +188,25 @@ class ServerClient:
         return Received(tokens, seconds, status, b"".join(raw), *counts, ended, stop, error, report)
 
     def _count(self, text: str, ids: list[int]) -> int | None:
-        """Tokens received: the ids that came, if they are that text, else the text's tokens by the file's own tokenizer."""
+        """Tokens received: the ids that came, if they are that text, else the text's tokens by the file's own tokenizer. These
+        are no more than the ids: bytes that are no text became several tokens each."""
         if self.tokenizer is None:
             return len(ids) or (None if text else 0)
         if ids and self.tokenizer.decode(ids).strip("\ufffd") == text.strip("\ufffd"):
             return len(ids)
-        return len(self.tokenizer.encode(text, special=False, ends=False)) if text else 0
+        counted = len(self.tokenizer.encode(text, special=False, ends=False)) if text else 0
+        return min(counted, len(ids) or counted)
+
+
+def _lines(answer: httpx.Response) -> Iterator[tuple[float, bytes]]:
+    """When each line came, and the line. Those that come together have one time, whatever is done with the first."""
+    rest = b""
+    for data in answer.iter_bytes():
+        at = time.perf_counter()
+        *lines, rest = (rest + data).split(b"\n")
+        yield from ((at, line.rstrip(b"\r")) for line in lines)
+    if rest:
+        yield time.perf_counter(), rest
 
 
 def _told(body: bytes) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -28,6 +29,7 @@ from kit.units import format_seconds
 NEAR, DEPTH = 48, 4096  # positions before the tokens that are timed
 ROUNDS, _LEAST, _MOST, _WINDOW = 3, 8, 32, 1.5  # windows; tokens of one, and the seconds that it should take
 LENGTHS = (16, 64, 512)  # of prompts
+_FIRST = 1 / 4  # of the budget: after it no further window of the first answer begins
 _LARGE = 0.75  # of a map by pages of 2 MiB: the rest costs less than can be measured
 _TEXT = "A large language model on a small computer answers slowly, because every token reads all of its weights once. "
 _KV_FLAGS = ("-ctk", "--cache-type-k")
@@ -221,7 +223,7 @@ class Running:
             if window:
                 taken.append(window)
                 self.decodes.append(got)
-            if len(taken) == ROUNDS or (taken and self.spent > self.budget):
+            if len(taken) == ROUNDS or (taken and self.spent > _FIRST * self.budget):
                 break
         if not taken:
             self.refuse(got)
@@ -359,7 +361,8 @@ class Running:
         if not taken:
             return None
         rows = causes.with_depth(rows, self.rows)
-        longer = self.bytes_at(depth) - self.bytes_at(NEAR)
-        told = f"after {depth:,} positions; keys and values need at least {format_seconds(longer / (self.gbps * 1e9))} of it"
-        found = remedies.explained(taken, rows, self.facts, DEEP, {"depth": told})
+        reads = (self.bytes_at(depth) - self.bytes_at(NEAR)) / (self.gbps * 1e9)
+        told = f"after {depth:,} positions; keys and values need at least {format_seconds(reads)} of it"
+        facts = replace(self.facts, kept=reads / max(1e-9, float(np.mean([row["depth"] for row in rows]))))
+        found = remedies.explained(taken, rows, facts, DEEP, {"depth": told})
         return {"positions": depth, "windows": taken, "causes": found}

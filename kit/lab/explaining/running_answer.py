@@ -10,15 +10,16 @@ import kit
 from kit.errors import ServerError
 from kit.gguf.foreign import check_model
 from kit.gguf.sources import resolve
+from kit.lab.engines import bounds_of
 from kit.lab.engines.server import is_server
 from kit.lab.engines.started import Started, changed
-from kit.lab.explaining import causes, running_words, second_turn
+from kit.lab.explaining import causes, of_engines, running_words, second_turn
 from kit.lab.explaining.lines import paragraph
 from kit.lab.explaining.of_engines import this_machine
 from kit.lab.explaining.running import NEAR, Running
 from kit.lab.measuring.minutes import as_fast
 from kit.lab.measuring.state import BUSY
-from kit.system.files import read_bytes
+from kit.system.files import check_writable, read_bytes
 from kit.units import format_seconds, to_json
 
 _BUDGET, _ANY = 45.0, 10_000.0  # seconds for what comes after the first answer; of a budget that waits for everything
@@ -27,13 +28,20 @@ _ROUNDS = 4  # of before and after, in turn
 
 def explain(
     url: str, say: Callable[[str], object], served: str = "", file: Path | None = None, thorough: bool = False,
-    as_json: bool = False, compare: str | None = None, trying: bool = False,
+    as_json: bool = False, compare: str | None = None, trying: bool = False, figure: str | None = None,
 ) -> dict:  # fmt: skip
     """Explain a running server; text goes to ``say`` as soon as it is known. Returns the answer as plain data. ``compare``: an
-    earlier answer as JSON. ``trying``: name the command that makes the change, because this server is the user's own."""
+    earlier answer as JSON. ``trying``: name the command that makes the change, because this server is the user's own.
+    ``figure``: where decode and prompt are drawn under one roof."""
     before = _read(compare) if compare else None
     answer: dict = {}
+    if figure:
+        from kit.lab import figures
+
+        check_writable("--figure", figure, ServerError, figures.FILES)
     with Running(url, served, file, budget=_ANY if thorough else _BUDGET) as running:
+        if figure and running.file is None:
+            raise ServerError(f"--figure: {url}: {'; '.join(running.owner.missing)}: without the file there is no roof")
         for key, value, text in running_words.sections(running):
             if key:
                 answer[key] = value
@@ -43,11 +51,35 @@ def explain(
         if before:
             answer["compared"] = compared(before, answer)
             as_json or say(answer["compared"]["told"] + "\n")
+        if figure and (data := under_roof(running, url)):
+            from kit.lab.explaining import roofline
+
+            roofline.save(data, figure)
         if trying and not as_json:
             say(_to_try(running, answer["change"]))
     if as_json:
         say(to_json(answer))
     return answer
+
+
+def under_roof(running: Running, label: str) -> dict:
+    """What is pasted, and drawn by kit.lab.explaining.roofline; prompts are measured for it. {} without the file."""
+    if running.file is None or not running.prompts:
+        return {}
+    told = {key: value for key, value, _ in running_words.decode_sections(running) if key}
+    told["engine"] |= {"label": label}
+    length, roof = running.prompts[-1][0], bounds_of.measured()
+    roof.bandwidth = running.gbps * 1e9  # of the minutes of the decode
+    tests = {
+        "decode": told["decode"] | {"name": f"tg{running.window_tokens}"},
+        "prompt": running_words.prompt(running) | {"name": f"pp{length}", "seconds": running.per_position},
+    }
+    found = [running_words.plain(cause) for cause in running.decode]
+    return told | tests | {
+        "engines": [{key: told[key] for key in ("engine", "bound", "mbu")} | tests | {"causes": found}],
+        "work": vars(bounds_of.work_of(running.file, length)), "machine": of_engines.this_machine() | vars(roof),
+        "file": {"name": running.owner.file.name, "bytes": sum(running.file.sizes)},
+    }  # fmt: skip
 
 
 def of_engine(

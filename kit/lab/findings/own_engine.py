@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kit.lab.engines import bounds_of
 from kit.lab.engines.started import WHEEL, Started, changed
-from kit.lab.explaining import causes, of_engines, remedies, running_words
+from kit.lab.explaining import causes, remedies, running_answer
 from kit.lab.explaining.causes import Cause, Window
 from kit.lab.explaining.running import NEAR, Running
 from kit.lab.explaining.running_answer import turns
@@ -75,30 +74,10 @@ def explain(path: Path, engine: str, server: str = "", gbps: float | None = None
         url = server or stack.enter_context(Started(engine, path)).url
         probe = (lambda: gbps) if gbps else None
         running = stack.enter_context(Running(url, gbps=probe))
-        data = _data(running, server or engine)
+        data = running_answer.under_roof(running, server or engine)
         return Explained(
             server or engine, running.windows, running.rows, running.decode, running.least(NEAR), running.server.name, data
         )
-
-
-def _data(running: Running, label: str) -> dict:
-    """What is pasted and drawn; prompts are measured for it."""
-    if running.file is None or not running.prompts:
-        return {}
-    told = {key: value for key, value, _ in running_words.decode_sections(running) if key}
-    told["engine"] |= {"label": label}
-    length, roof = running.prompts[-1][0], bounds_of.measured()
-    roof.bandwidth = running.gbps * 1e9  # of the minutes of the decode
-    tests = {
-        "decode": told["decode"] | {"name": f"tg{running.window_tokens}"},
-        "prompt": running_words.prompt(running) | {"name": f"pp{length}", "seconds": running.per_position},
-    }
-    found = [running_words.plain(cause) for cause in running.decode]
-    return told | tests | {
-        "engines": [{key: told[key] for key in ("engine", "bound", "mbu")} | tests | {"causes": found}],
-        "work": vars(bounds_of.work_of(running.file, length)), "machine": of_engines.this_machine() | vars(roof),
-        "file": {"name": running.owner.file.name, "bytes": sum(running.file.sizes)},
-    }  # fmt: skip
 
 
 @dataclass(frozen=True)
