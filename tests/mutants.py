@@ -54,6 +54,8 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
     "kit.lab.predicting.divergence": ["tests/test_perplexity.py"],
     "kit.lab.predicting.losses": ["tests/test_perplexity.py"],
     "kit.lab.predicting.ways": ["tests/test_predictions.py", "tests/test_ways.py", "tests/test_uses.py"],
+    "kit.lab.predicting.room": ["tests/test_predictions.py"],
+    "kit.lab.predicting.order": ["tests/test_predictions.py", "tests/test_uses.py"],
     "kit.lab.predicting.bounds": ["tests/test_cache_policies.py", "tests/test_experts.py"],
     "kit.lab.predicting.expert_caches": ["tests/test_experts.py"],
     "kit.lab.explaining.quants": ["tests/test_quants_choice.py"],

@@ -1,5 +1,6 @@
 """Predictions of ways by hand: three tensors, costs in round seconds, a machine and a disk of invented speeds."""
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,9 +8,11 @@ import pytest
 from invented import MACHINE
 
 import kit.lab.predicting.ways as ways
+from kit.errors import ModelError
 from kit.gguf.uses import Use
 from kit.lab.predicting.measured import Cost
-from kit.lab.predicting.order import Kind, Order, ProgramCost
+from kit.lab.predicting.order import Kind, Order, ProgramCost, draw
+from kit.lab.predicting.room import Room, room_for_weights
 from kit.lab.predicting.ways import BLOCKS, LAZY, BackingStore, SlotWaits, UsedTensor, Way, miss_seconds, predict, share_cold
 from kit.system.rows import PAGE
 
@@ -186,3 +189,105 @@ def test_a_bound_is_never_slower_than_what_was_seen(told, measured, factor):
     for given in (1.0, 2.0, 8.0):
         bounds = [each.bound for each in ways.roofed(told, measured, given)]
         assert bounds == pytest.approx([each.bound / max(given, factor) for each in told])
+
+
+ROOM = "kit.lab.predicting.room."
+
+
+@pytest.fixture
+def process_of_30(monkeypatch):
+    """100 bytes are free, the process takes 30 and the history 5; what ``divide`` answers, to change."""
+    answer = SimpleNamespace(process=30, history=5, whole=False, pinned=7, slots=0)
+    monkeypatch.setattr(ROOM + "memory_available", lambda: 100)
+    monkeypatch.setattr(ROOM + "process_bytes", lambda file: 30)
+    monkeypatch.setattr(ROOM + "divide", lambda file, limit, context, process: answer)
+    monkeypatch.setattr(ROOM + "largest_part", lambda path: path)
+    monkeypatch.setattr(ROOM + "read_gbps", lambda path: 2.0)
+    return answer
+
+
+def of_room(nbytes=66, whole=None, part=False, **file):
+    return Room(SimpleNamespace(**{"architecture": "llama", "compressed": False, "path": "f"} | file), nbytes, whole, part)
+
+
+def test_the_room_of_a_process_by_hand(process_of_30, monkeypatch):
+    fits, not_fits = of_room(65), of_room(66)
+    assert (fits.limit, fits.beside, fits.free, fits.fits, not_fits.fits) == (100, 35, 65, True, False)
+    assert (fits.disk, fits.pinned, fits.slots) == (None, None, None)
+    assert (not_fits.disk, not_fits.pinned, not_fits.slots) == (BackingStore(2.0, 65), 7, None)
+    process_of_30.pinned, process_of_30.slots = 0, 9
+    assert (of_room().pinned, of_room().slots) == (None, 9)
+    assert of_room(path=None).disk is None and of_room(path=None).slots is None
+    for other in (of_room(part=True), of_room(architecture="none"), of_room(compressed=True)):
+        assert (other.budget, other.beside, other.fits, other.slots) == (None, 30, True, None)
+    asked = of_room(1, whole=80)
+    assert (asked.limit, asked.free, asked.fits) == (80, 45, False), "what the process may take is divided as the budget says"
+    process_of_30.whole = True
+    assert of_room(1000, whole=80).fits and of_room(1000, whole=31).free == 0
+    monkeypatch.setattr(ROOM + "read_gbps", lambda path: 0.0)
+    assert (of_room().disk, of_room().pinned, of_room().slots) == (None, None, None)
+
+
+def test_a_room_that_is_too_little_says_so(process_of_30, monkeypatch):
+    with pytest.raises(ModelError, match="30 B of memory is too little: the process alone takes 30 B; --room"):
+        _ = of_room(whole=30).budget
+    assert of_room(whole=31).budget is process_of_30
+
+    def divide(*_, **__):
+        raise ModelError(told)
+
+    monkeypatch.setattr(ROOM + "divide", divide)
+    told = "it is too little"
+    with pytest.raises(ModelError, match="too little"):
+        _ = of_room(whole=80).budget
+    assert of_room().budget is None
+    told = "no layers"
+    assert of_room(whole=80).budget is None
+
+
+def test_a_way_stays_where_process_and_blocks_fit(process_of_30):
+    of = lambda total, product=True, holds="": SimpleNamespace(  # noqa: E731
+        total=total, way=SimpleNamespace(product=product, holds=holds)
+    )
+    assert of_room(60).needs(of(1)) == 95, "all blocks, where they stay"
+    assert [of_room(60).needs(of(1, **how)) for how in ({"product": False}, {"holds": "pinned"})] == [36, 36]
+    assert of_room(66).needs(of(1)) == 36
+    assert of_room(66).stays(of(65)) and not of_room(66).stays(of(66))
+
+
+def test_the_room_for_a_cache_of_weights_by_hand(monkeypatch):
+    monkeypatch.setattr(ROOM + "memory_available", lambda: 5 << 30)
+    monkeypatch.setattr(ROOM + "process_bytes", lambda file: 1 << 20)
+    uses = [SimpleNamespace(nbytes=3 << 20, elements=1 << 20, of=2), SimpleNamespace(nbytes=1 << 20, elements=1 << 18, of=1)]
+    monkeypatch.setattr(ROOM + "uses_of", lambda file: uses)
+    assert room_for_weights(None, whole=16 << 20) == 11 << 20
+    assert room_for_weights(None) == int(0.7 * ((5 << 30) - (2 << 20) - (1 << 30) - (4 << 20)))
+    assert room_for_weights(None, whole=2 << 20) == 1 << 20
+    uses.clear()
+    assert room_for_weights(None) == int(0.7 * (4 << 30))
+
+
+def test_a_token_of_drawn_experts_by_hand():
+    use = lambda name, used=1, of=1, is_rows=False: SimpleNamespace(name=name, used=used, of=of, is_rows=is_rows)  # noqa: E731
+    uses = [use("token_embd.weight", is_rows=True), use("blk.0.attn_q.weight"), use("blk.0.up", 2, 5), use("blk.0.down", 2, 5),
+            use("blk.1.up", 2, 5), use("output.weight")]  # fmt: skip
+    drawn = draw(uses, 300)
+    for names in drawn:
+        experts = [int(name[len("blk.0.up[") : -1]) for name in names if name.startswith("blk.0.up[")]
+        assert len({*experts}) == 2 and experts == sorted(experts)
+        pairs = [f"blk.0.{part}[{expert}]" for expert in experts for part in ("up", "down")]
+        assert names[:5] == ["blk.0.attn_q.weight", *pairs] and names[-1] == "output.weight" and len(names) == 8
+    counts = Counter(name for names in drawn for name in names)
+    even = [counts[f"blk.0.up[{expert}]"] for expert in range(5)]
+    assert min(even) > 90 and sum(even) == 600
+    skewed = Counter(name for names in draw(uses, 300, skew=8.0) for name in names if name.startswith("blk.0.up"))
+    assert [count for _, count in skewed.most_common()][:2] == [300, pytest.approx(287, abs=12)], "3^-8 is 1 in 26 of 2^-8"
+    assert draw(uses, 3) == drawn[:3] != draw(uses, 3, seed=1)
+
+
+def test_an_order_of_more_layers_by_hand():
+    order = Order([["a", "b"], ["a"]], rest=2.0, programs={"fused": ProgramCost(3.0, {"k": 5.0})})
+    more = order.scaled(4.0, [["c"]], ["u"])
+    assert (more.tokens, more.rest, more.programs["fused"], more.uses) == ([["c"]], 8.0, ProgramCost(12.0, {"k": 5.0}), ("u",))
+    asked = order.requests({"a": 1, "b": 2}.get)
+    assert (order.names, asked.keys, asked.sizes, asked.tokens) == (["a", "b"], ["a", "b", "a"], [1, 2, 1], [0, 0, 1])
