@@ -13,7 +13,7 @@ from kit.gguf import pagecache
 from kit.lab.commands import cli
 from kit.lab.drafts import explain
 from kit.lab.engines.bounds_of import Roof
-from kit.lab.explaining import answer, offer, quants
+from kit.lab.explaining import answer, offer, quants, sentences
 from kit.lab.measuring import busy, child, measurements, pages, process
 from kit.lab.measuring.busy import Busy, apart
 from kit.lab.measuring.group import Group, missing_rights
@@ -102,6 +102,14 @@ def test_a_quiet_machine_says_nothing_of_it(files, words):
 def test_explain_refuses_its_own_advice_as_well(files, crowded, monkeypatch):
     """llama.cpp was not compared, and int16 was recommended in the same output; pages of a busy minute cost milliseconds."""
     monkeypatch.setattr(pages, "speed", lambda file: pages.MapSpeed(1.0, 2.0, 0.0))
+    data, sections = {}, sentences.sections
+
+    def kept(*given):
+        for key, value, text in sections(*given):
+            data[key] = value
+            yield key, value, text
+
+    monkeypatch.setattr(sentences, "sections", kept)
     text = run("explain", files["tiny-llama"], "--tokens", "2").stdout
     assert text.lstrip().startswith(LINE) and text.count(LINE) == 1
     for word in (
@@ -117,6 +125,8 @@ def test_explain_refuses_its_own_advice_as_well(files, crowded, monkeypatch):
     ):
         assert word not in text, word
     assert "No advice: close what else runs" in text
+    assert {row["kind"] for row in data["answer"]["table"]} == {"kit"}, "JSON has the rows of the printed table"
+    assert {row["of_limit"] for row in data["answer"]["table"]} == {None} and not data["opportunities"]
 
 
 def test_intervals_that_overlap_give_no_advice(monkeypatch):

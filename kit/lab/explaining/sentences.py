@@ -171,7 +171,7 @@ def sections(
     found = answer.of(study)
     lines = answer.told(found)
     lines = lines[1:] if said and study.busy else lines  # its first line is the same
-    data = found.data | {"table": [row._asdict() for row in answer_table.rows(found.data)]}
+    data = found.data | {"table": [row._asdict() for row in answer.table(found)]}
     yield "answer", data, "\n".join(map(wrapped, lines))
     if text := "" if study.busy else beside_kit.flags(found):
         yield "", None, paragraph(text)
