@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import hf_files
@@ -107,6 +108,26 @@ def test_no_surprisal_is_too_large():
 def test_a_text_without_a_token_to_score(path):
     with kit.open(path) as file, pytest.raises(ModelError, match="too few to score"):
         perplexity.perplexity(kit.Transformer(kit.Weights(file)), [5])
+
+
+def test_as_many_tokens_as_asked_whatever_their_length():
+    """16 characters a token were cut out: of a text whose tokens are longer, fewer were scored, silently."""
+
+    class Runs:
+        def encode(self, text, special, ends):
+            return [len(run) for run in text.split("|") if run]
+
+    text = "|".join(["x" * 100] * 500)
+    assert perplexity.encode(Runs(), text, 400) == [100] * 400
+    assert perplexity.encode(Runs(), text, 10**23) == perplexity.encode(Runs(), text) == [100] * 500
+
+
+def test_a_text_with_fewer_tokens_than_asked_is_said(path, tmp_path):
+    (tmp_path / "t.txt").write_text("the of and to in " * 30)
+    run = lambda *options: CliRunner().invoke(main, ["perplexity", str(path), "--text", str(tmp_path / "t.txt"), *options])  # noqa: E731
+    few = run("--tokens", str(10**23))
+    assert few.exit_code == 0 and re.search(r"kit: warning: .*t.txt has [\d,]+ tokens, fewer than --tokens 1000", few.stderr)
+    assert "fewer than" not in run().stderr + run("--tokens", "20").stderr
 
 
 def test_the_command(path, tmp_path):

@@ -155,6 +155,21 @@ def test_the_tab_key_completes_them(home):
     assert set(TRAINED) < set(completed("")) and "jan:owner/m/model.gguf" in completed("")
 
 
+def test_a_file_of_two_names_says_so_and_one_that_cannot_be_opened_fits_nowhere(home):
+    """A link to a part of a split model fitted, by the bytes of that part."""
+    kit_folder = home / "kit"
+    (kit_folder / "second.gguf").hardlink_to(kit_folder / "own.gguf")
+    (kit_folder / "soft.gguf").symlink_to(kit_folder / "own.gguf")
+    (kit_folder / "torn.gguf").write_bytes((kit_folder / "own.gguf").read_bytes()[:3000])
+    rows = {
+        row["path"].rpartition("/")[2]: row for row in json.loads(CliRunner().invoke(main, ["models", "--json"]).stdout)["rows"]
+    }
+    assert rows["own.gguf"]["problem"] == "" and rows["own.gguf"]["fits"] is True
+    for name in ("second.gguf", "soft.gguf"):
+        assert rows[name]["problem"] == f"the same file as {kit_folder}/own.gguf" and rows[name]["types"]
+    assert rows["torn.gguf"]["fits"] is rows["torn.gguf"]["fits_now"] is None and rows["torn.gguf"]["problem"]
+
+
 # --- the label against the content ----------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import kit
 from kit.errors import KitError, KitWarning, ModelError, ReportError
 from kit.gguf import foreign, sources, stores
-from kit.lab.commands import cli
+from kit.lab.commands import cli, compress
 from kit.lab.explaining import peers
 from kit.lab.measuring import child, measurements, state
 from kit.lab.report import runner
@@ -175,6 +175,17 @@ def test_too_many_threads_are_one_line(monkeypatch, value):
     monkeypatch.setenv("KIT_THREADS", value)
     with pytest.raises(KitError, match=f"^KIT_THREADS={value[:40]}: give a number of threads up to 1,024"):
         kit.cpu.threads.count.__wrapped__()
+
+
+@pytest.mark.parametrize("words", [["compress", "MODEL", "-o", "x"], ["codec", "verify", "MODEL"]], ids=" ".join)
+def test_threads_have_one_limit(llama, words):
+    """`--threads` of 10^23 was taken, where the same KIT_THREADS is refused."""
+    assert compress.THREADS.max == kit.cpu.threads.MOST
+    for threads in ("0", "1025", str(10**23)):
+        done = CliRunner().invoke(
+            cli.main, [str(llama) if word == "MODEL" else word for word in words] + ["--threads", threads]
+        )
+        assert done.exit_code == 2 and "1<=x<=1024" in done.stderr
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-300, 1e-30, 1.0, 1e30, 1e308])

@@ -40,12 +40,16 @@ def models(paths: Iterable[Path]) -> list[Path]:
     first, seen = [], set()
     for path in paths:
         path = part_paths(Path(path))[0]
-        facts = path.stat() if path.exists() else None
-        key = (facts.st_dev, facts.st_ino) if facts else os.path.abspath(path)
-        if key not in seen:
+        if (key := file_id(path)) not in seen:
             first.append(path)
         seen.add(key)
     return first
+
+
+def file_id(path: Path) -> tuple:
+    """What is equal of two names of one file, by whatever link."""
+    facts = path.stat() if path.exists() else None
+    return (facts.st_dev, facts.st_ino) if facts else (os.path.abspath(path),)
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

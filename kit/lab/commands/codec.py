@@ -2,6 +2,8 @@
 
 import click
 
+from kit.lab.commands.compress import THREADS
+
 
 @click.group("codec")
 def command():
@@ -21,7 +23,7 @@ def command():
     show_default=True,
     help="Decoder: python, scalar-linear, scalar-binary, scalar-table, interleaved, simd or triton.",
 )
-@click.option("--threads", type=click.IntRange(1), help="Number of threads.  [default: all cores]")
+@click.option("--threads", type=THREADS, help="Number of threads.  [default: all cores]")
 def verify(file, source, decoder, threads):
     """Unpack all of a compressed model and check it.
 

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import click
 
+THREADS = click.IntRange(1, 1024)  # as KIT_THREADS
+
 
 @click.command("compress")
 @click.argument("file")
 @click.option("-o", "--output", metavar="OUT", required=True, help="Where to write the compressed model.")
 @click.option("--coding", default="int8", show_default=True, help="int8 (quantized, one scale per row) or bf16 (lossless).")
-@click.option("--threads", type=click.IntRange(1), help="Number of threads.  [default: all cores]")
+@click.option("--threads", type=THREADS, help="Number of threads.  [default: all cores]")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 def command(file, output, coding, threads, force):
     """Compress a model's linear layers into tiles.

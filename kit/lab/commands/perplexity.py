@@ -1,6 +1,9 @@
 """kit perplexity: how well a model predicts a text, with weights or activations rounded."""
 
+import warnings
+
 import click
+from click.core import ParameterSource
 
 from kit.lab.commands.generate import LINEAR
 from kit.units import to_json
@@ -12,7 +15,7 @@ DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
 @click.argument("file")
 @click.option("--text", metavar="FILE", help="A text; - reads standard input.  [default: Python's help on itself]")
 @click.option(
-    "--tokens", default=4096, show_default=True, type=click.IntRange(2), help="Number of tokens of the text to score."
+    "--tokens", default=4096, show_default=True, type=click.IntRange(2), help="Number of tokens of the text to score, at most."
 )
 @click.option("--context", type=click.IntRange(2), help="Tokens per window.  [default: 512, or the model's context if smaller]")
 @click.option("--stride", type=click.IntRange(1), help="Tokens between the starts of two windows.  [default: half a window]")
@@ -43,7 +46,7 @@ def command(ctx, file, text, tokens, context, stride, linear, dtype, memory, pol
 
     Exit code: 0 success, 2 error.
     """  # fmt: skip
-    from kit.errors import ModelError
+    from kit.errors import KitWarning, ModelError
     from kit.lab.measuring.busy import watching
     from kit.lab.predicting import perplexity
     from kit.lab.predicting.opening import Options, asked_of, open_model
@@ -67,6 +70,9 @@ def command(ctx, file, text, tokens, context, stride, linear, dtype, memory, pol
             raise ModelError(f"{opened.path}: --context {context} is too large: the model's windows have 2 to {most} tokens")
         context = context or min(512, most)
         ids = perplexity.encode(tokenizer, words, tokens)
+        if len(ids) < tokens and ctx.get_parameter_source("tokens") is ParameterSource.COMMANDLINE:
+            told = f"{text or 'the text'} has {len(ids):,} tokens, fewer than --tokens {tokens}: all of them are scored"
+            warnings.warn(told, KitWarning, stacklevel=2)
         with watching(before=False) as busy:
             result = perplexity.perplexity(model, ids, tokenizer.bos, context, stride, progress=not as_json)
     facts = {

@@ -7,7 +7,7 @@ import kit
 from kit.errors import KitError
 from kit.gguf import stores
 from kit.gguf.foreign import no_language_model
-from kit.gguf.sources import model_bytes
+from kit.gguf.sources import file_id, model_bytes
 from kit.gguf.trained import TRAINED
 from kit.lab.predicting.beforehand import Reads, header_facts
 from kit.system import memory_available, memory_limit
@@ -21,10 +21,15 @@ _MOST = 60  # characters of a name; a longer one has a line of its own
 def rows(memory: Reads | None) -> list[dict]:
     """``name``: as every command takes it; ``path``, ``bytes``, ``types`` (share of bytes by type), ``fits`` (in memory),
     ``fits_now`` (in what is free), ``tokens_per_second`` (the limit where ``memory`` is known), ``problem``: why the rest is
-    empty."""
+    empty, or what else is to be known."""
     trained = {str(models_folder() / model.file): name for name, model in TRAINED.items()}
     whole, free = memory_limit(), memory_available()
-    return [_row(trained.get(name, name), path, memory, whole, free) for name, path in stores.everywhere().items()]
+    found = [_row(trained.get(name, name), path, memory, whole, free) for name, path in stores.everywhere().items()]
+    first: dict[tuple, str] = {}  # file -> its first name
+    for row in found:
+        if row["problem"] == "" and (same := first.setdefault(file_id(Path(row["path"])), row["name"])) != row["name"]:
+            row["problem"] = f"the same file as {same}"
+    return found
 
 
 def _row(name: str, path: Path, memory, whole: int, free: int) -> dict:
@@ -48,7 +53,7 @@ def _row(name: str, path: Path, memory, whole: int, free: int) -> dict:
         if not no_language_model(file):
             row["tokens_per_second"] = facts["limit"] and facts["limit"]["tokens_per_second"]
     except (KitError, OSError) as error:
-        row["problem"] = str(error)
+        row |= {"fits": None, "fits_now": None, "problem": str(error)}  # of what cannot be opened, a size says nothing
     return row
 
 

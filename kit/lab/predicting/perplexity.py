@@ -69,8 +69,10 @@ def english() -> str:
 
 def encode(tokenizer, text: str, limit: int | None = None) -> list[int]:
     """At most ``limit`` token ids of ``text``, without begin and end tokens."""
-    text = text if limit is None else text[: 16 * limit + 64]  # enough characters for so many tokens
-    return tokenizer.encode(text, special=False, ends=False)[:limit]
+    size = len(text) if limit is None else 16 * limit + 64  # mostly enough characters for so many tokens
+    while len(ids := tokenizer.encode(text[:size], special=False, ends=False)) <= (limit or 0) and size < len(text):
+        size *= 4  # a run of blanks is one token
+    return ids[:limit]
 
 
 def windows(ids: Sequence[int], bos: int | None, context: int, stride: int) -> Iterator[tuple[list[int], int]]:
