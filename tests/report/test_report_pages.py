@@ -339,7 +339,7 @@ def test_a_page_has_its_command_its_reports_and_the_machine_s_state(tmp_path):
     assert "kit reproduce --profile quick --only 02" in text and 'href="02_cache_mystery.ipynb"' in text
     assert (
         "speed varied 1.8-fold" in text
-        and "Busy, not a comparison:</b> other processes use 2 cores" in text
+        and text.index("Busy machine:</b> other processes use 2 cores") < text.index("<h1")
         and "preload-replay" not in text
     )
     assert "CACHE_PERSISTENCE_INVESTIGATION.md" in text and "311 evictions" in text
