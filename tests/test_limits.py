@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, replace
 
+import cells
 import model_files
 import pytest
 from invented import MACHINE
@@ -80,3 +81,15 @@ def test_the_sentence_on_pages_has_no_bandwidth_and_no_advice_that_changes_nothi
     assert "`kit generate 'my model.gguf'` reads the file again" in again and "without a gain" in no_gain
     assert "`kit generate 'my model.gguf' --pages copied`" in small and "at 98% of the speed" in again
     assert "`kit generate FILE`" in pages.told(*found[2], 1e9) and not any("GB/s" in text for text in (fine, large, again))
+
+
+def test_page_00_says_where_its_limit_is_from(tmp_path, invented_machine):
+    """ "The best speed of the run" stood over 66.5 GB/s of another day, in a run whose memory read at 33."""
+    best = measurements.Reading(
+        measurements.READ, "", (30.0,), "GB/s", by="kit explain", machine=MACHINE.id, at="2026-11-26T01:02"
+    )
+    measurements.shared().add(best)
+    small = {"gib": 2**-8, "side": 8}
+    told = cells.run("00_start_here", until="limits-words", out=tmp_path, replace=small).words["limits-words"]
+    assert "limits: 30.0 GB/s read" in told and "of the run" not in told
+    assert told.endswith("of the limit (the best known of this machine: kit explain on 2026-11-26).")
