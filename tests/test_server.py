@@ -163,13 +163,17 @@ def test_a_key_goes_to_the_typed_host_alone_and_is_written_nowhere(monkeypatch):
     assert asked and set(asked) == {"Bearer secret-of-mine"}, "nothing went to the other host"
 
 
-def test_a_server_that_wants_a_key():
+def test_a_server_that_wants_a_key(monkeypatch):
     class Closed(served.Quiet):
         def do_GET(self):
             self.said(401, {"error": "no key"})
 
+    monkeypatch.delenv(KEY, raising=False)
     with served.serving(Closed) as url:
-        assert f"set {KEY}" in refused(url)
+        assert f"the server wants a key; set {KEY} (401)" in refused(url)
+        monkeypatch.setenv(KEY, "another-of-mine")
+        said = refused(url)
+        assert f"refuses the key of {KEY}" in said and "another-of-mine" not in said
 
 
 # ---- bad input: one line, exit code 2
@@ -189,6 +193,54 @@ def test_a_server_of_another_kind():
 
     with served.serving(Page) as url:
         assert "a server of another kind" in refused(url)
+
+
+@pytest.mark.parametrize("command, room", [((), 512), (("-c", "2048", "-np", "4"), 2048), (("--ctx-size=4096",), 4096)])
+def test_the_context_that_is_advised_is_that_of_all_slots(command, room):
+    running = SimpleNamespace(owner=owner.Owner(1, command=("llama-server", *command)), context=512)
+    assert Running.room.fget(running) == room
+
+
+def test_an_address_of_its_interface_is_the_server():
+    """As other programs want them; a prefix of a proxy stays."""
+
+    class Behind(served.Quiet):
+        def do_GET(self):
+            self.said(200, {"version": "1"}) if self.path == "/mine/api/version" else self.said(404, {})
+
+    with served.serving(Behind) as url:
+        for path in ("", "/", "/v1", "/v1/", "/v1/models", "/v1/chat/completions", "/completion", "/props", "/api"):
+            assert "no model is loaded" in refused(f"{url}/mine{path}")
+        assert "a server of another kind" in refused(f"{url}/v1")
+
+
+def test_a_server_that_loads_its_model_and_one_that_only_chats():
+    class Loads(served.Quiet):
+        def do_GET(self):
+            self.said(503, {"error": {"code": 503, "message": "Loading model"}})
+
+    class Chats(served.Quiet):
+        def do_GET(self):
+            self.said(200, {"data": [{"id": "m"}]}) if self.path == "/v1/models" else self.said(404, {})
+
+        def do_POST(self):
+            self.said(404, {"error": {"message": "no such path"}})
+
+    with served.serving(Loads) as url:
+        assert "is loading its model; ask again when it has" in refused(url)
+    with served.serving(Chats) as url:
+        code, _, said = explain(url)
+    assert code == 2 and said.count("\n") == 1
+    assert "has no /v1/completions (no such path): kit measures no server that only chats" in said
+
+
+def test_https_to_a_server_without_it():
+    class Page(served.Quiet):
+        def do_GET(self):
+            self.said(200, {})
+
+    with served.serving(Page) as url:
+        assert f"is it {url}?" in refused(url.replace("http", "https", 1))
 
 
 def test_a_port_that_does_not_speak_http():

@@ -21,6 +21,7 @@ from kit.lab.engines.protocols import PROTOCOLS, Asked, Protocol, event_of
 KEY = "KIT_SERVER_KEY"
 _CONNECT, _ANSWER = 5.0, 300.0  # seconds to wait for a connection, and for the next piece of an answer
 _SHORT = 10.0  # for the questions that no model works on
+_PATHS = (*(each.path for each in PROTOCOLS), *(each.found_by[0] for each in PROTOCOLS), "/v1/chat/completions", "/v1", "/api")
 _LOCAL = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::")
 
 
@@ -52,10 +53,12 @@ class ServerClient:
             raise ServerError(f"{url}: {error}: give http://host:port") from None
         if parts.username or parts.password or parts.query:
             raise ServerError(f"{self.host}: leave name, password and query out of the URL; a key goes into {KEY}")
-        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+        path = parts.path.rstrip("/")
+        known = next((each for each in _PATHS if path.endswith(each)), "")
+        self.url = f"{parts.scheme}://{parts.netloc}{path.removesuffix(known)}"
         self.tokenizer = None
         key = os.environ.get(KEY)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers, self._keyed = ({"Authorization": f"Bearer {key}"} if key else {}), bool(key)
         timeout = httpx.Timeout(_ANSWER, connect=_CONNECT)
         # no connection is used again: a server may have closed it
         once = httpx.Limits(max_keepalive_connections=0)
@@ -108,13 +111,11 @@ class ServerClient:
             path, key = protocol.found_by
             try:
                 answer = self._client.get(f"{self.url}{path}", timeout=_SHORT)
-            except httpx.ConnectError:
-                raise ServerError(f"{self.url}: nothing listens there; start the server, or correct host and port") from None
             except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-                told = " ".join(str(error).split()) or type(error).__name__
-                raise ServerError(f"{self.url}: no answer of HTTP ({told}): is it the port of the model's server?") from None
+                raise ServerError(f"{self.url}: {self._unanswered(error)}") from None
             if answer.status_code in (401, 403):
-                raise ServerError(f"{self.url}: the server wants a key ({answer.status_code}); set {KEY}")
+                told = f"refuses the key of {KEY}" if self._keyed else f"wants a key; set {KEY}"
+                raise ServerError(f"{self.url}: the server {told} ({answer.status_code})")
             if answer.is_redirect:
                 refused = f"; it redirects to {answer.headers.get('location', 'another place')}: give that URL if you trust it"
             if answer.status_code == 503 and protocol is PROTOCOLS[0]:
@@ -127,6 +128,15 @@ class ServerClient:
                 return protocol, said
         kinds = "llama-server, Ollama or an OpenAI-compatible server"
         raise ServerError(f"{self.url}: a server of another kind, not {kinds}{refused}")
+
+    def _unanswered(self, error: Exception) -> str:
+        """Why no answer of HTTP came, and what to do."""
+        told = " ".join(str(error).split()) or type(error).__name__
+        if "ssl" in told.lower():
+            return f"no answer of HTTPS ({told}): is it {self.url.replace('https', 'http', 1)}?"
+        if isinstance(error, httpx.ConnectError):
+            return "nothing listens there; start the server, or correct host and port"
+        return f"no answer of HTTP ({told}): is it the port of the model's server?"
 
     @cached_property
     def loaded(self) -> list[dict]:

@@ -51,7 +51,7 @@ REMEDIES = {
 @dataclass(frozen=True)
 class ServerFacts:
     """What evidence and remedies are made of. ``nbytes``: of a token; ``file_bytes``: of the file; ``gbps``: at which memory is
-    read. ``context``: positions that the server has room for, and ``positions_bytes`` each takes. ``recurrent``: whether layers
+    read. ``context``: positions of all slots, and ``positions_bytes`` each takes. ``recurrent``: whether layers
     have states that cannot be cut. ``kept``: the share that reading keys and values has of what a token takes
     longer at depth."""
 

@@ -33,6 +33,7 @@ _FIRST = 1 / 4  # of the budget: after it no further window of the first answer 
 _LARGE = 0.75  # of a map by pages of 2 MiB: the rest costs less than can be measured
 _TEXT = "A large language model on a small computer answers slowly, because every token reads all of its weights once. "
 _KV_FLAGS = ("-ctk", "--cache-type-k")
+_CONTEXT = ("-c", "--ctx-size", "--num-ctx")
 _KV_NAMES = {"f32": "float32", "f16": "float16", "bf16": "float16", "q8_0": "q8_0", "": "float16"}
 
 
@@ -106,6 +107,12 @@ class Running:
         running = next((row for row in self.server.loaded if row.get("name") == self.server.model), {})
         return int(said or running.get("context_length") or (self.config.context if self.config else 0))
 
+    @property
+    def room(self) -> int:
+        """Positions of all its slots together, as -c has them: a slot may have a part."""
+        said = self.owner.flag(_CONTEXT)
+        return int(said) if said.isdigit() and int(said) else self.context
+
     @cached_property
     def gbps(self) -> float:
         """How fast memory is read now."""
@@ -135,7 +142,7 @@ class Running:
         size = self.owner.file.stat().st_size if self.owner.file else 0
         recurrent = any(memory.held(0) for memory in self.memories)
         return ServerFacts(
-            name, self.owner, self.holding, self.bytes_at(NEAR), size, self.gbps, self.context, self.position_bytes, recurrent
+            name, self.owner, self.holding, self.bytes_at(NEAR), size, self.gbps, self.room, self.position_bytes, recurrent
         )
 
     # ---- requests
@@ -192,6 +199,9 @@ class Running:
         if got.fault and not got.answered and got.status not in (200, 0):
             from kit.lab.explaining import refused
 
+            if got.status in (404, 405):
+                path = self.server.protocol.path
+                raise ServerError(f"{self.server.url}: has no {path} ({got.error}): kit measures no server that only chats")
             raise ServerError(refused.told(self, got.error) if refused.is_refusal(got.error) else
                               f"{self.server.url}: {got.error or got.fault}")  # fmt: skip
         if got.fault:
