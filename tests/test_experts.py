@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import cells
@@ -29,6 +30,7 @@ from kit.lab.predicting import routes, routing
 from kit.lab.predicting.bounds import stack_distances
 from kit.lab.predicting.expert_caches import ExpertBudget
 from kit.lab.synthetic.write import synthesize
+from kit.lab.tables import frame
 from kit.model.slot_layout import SlotLayout
 
 GIB = 1 << 30
@@ -233,6 +235,40 @@ def test_the_notebook_reads_the_largest_part_of_a_split_mixture(recorded, tmp_pa
     mine = SimpleNamespace(expert_bytes=np.array([1 << 40]))
     exec(source.partition("lab.verdict")[0], {"path": first, "disk": reads, "mine": mine, "largest_part": largest_part})
     assert {*asked} == {(second, second.stat().st_size // 4)}
+
+
+def test_the_factor_of_page_10_is_of_the_prediction_that_did_not_know_what_was_read():
+    """Of one that was given the bytes that were read it was near 1 whatever the replay explained."""
+    source = next(cell.source for cell in cells.read("10_experts").cells if cell.id == "live-table")
+    name = next(iter(offload.OFFLOADS))
+    seconds = {"seconds": 3.0, "disk": 1.0, "output": np.nan}
+    late = {"read": np.array([5e9, 5e9]), "beyond": np.array([1.0, 1.0])}
+    run = SimpleNamespace(way=name, median=seconds.get, late=late.get, mean=lambda what: 5e9, hit_rate=0.25)
+    live = SimpleNamespace(expert_bytes=np.array([0, 10]), cycle=40)
+    facts = {
+        "routes": live,
+        "compute": {offload.OFFLOADS[name].holds: 1.0},
+        "output": 1.0,
+        "keep": 100,
+        "most": 100,
+        "dense": 50,
+    }
+    lab = SimpleNamespace(machine=SimpleNamespace(read_gbps=10.0))
+    ways = SimpleNamespace(OFFLOADS=offload.OFFLOADS, record_tokens=lambda *_: None)
+    named = {
+        "facts": facts | {"fastest": 2.0, "told": ""},
+        "runs": [run],
+        "lab": lab,
+        "path": Path("m"),
+        "np": np,
+        "frame": frame,
+    }
+    named |= {"expert_ways": ways, "replayed": lambda *_: (np.array([1e9, 1e9]), np.array([0.5, 0.5]))}
+    exec(source, named)  # with the list of its loops in one namespace
+    assert named["table"].loc[name].to_dict() == {
+        "least, s": 0.5, "predicted, s": 1.5, "by bytes read, s": 5.5, "measured, s": 3.0, "factor": 0.5,
+        "MB by replay": 1000.0, "MB per token": 5000.0, "hits": 0.25,
+    }  # fmt: skip
 
 
 def test_the_notebook_takes_each_format_with_a_model_and_a_mixture_without_a_record(recorded, tmp_path):
