@@ -25,6 +25,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from contradictions import _Page
 from invented import MACHINE
 from PIL import Image
 
@@ -506,3 +507,17 @@ def test_docs_say_where_a_prompt_is_rounded_to_16_bits(monkeypatch):
         monkeypatch.setattr(gemm_codes, "multiplier", lambda multiplier=multiplier: multiplier)
         assert linear.rounds_prompts("int8"), name
         assert (name in said[0], name in said[1]) == (linear.rounds_prompts("int16"), not linear.rounds_prompts("int16")), name
+
+
+def test_the_parts_of_a_token_in_the_docs_are_those_of_page_09_of_the_run():
+    """Page 09 had 4.14 ms for the output matrix, and docs/explain.md 2.09 ms, of one token."""
+    record, where = _records.explanation()
+    if where != _records.newest().parent.name:
+        pytest.skip("the newest run and the newest explain are of two machines")
+    page, part = _Page(), r"^(\w+(?: and the rest)?) +[\d.]+% +([\d.]+ (?:us|ms|s)) "
+    page.feed((_records.newest() / "09_your_model.html").read_text(encoding="utf-8"))
+    heads = [table for table in page.tables if any("from blocks" in row for row in table)]
+    shown = {row[0]: row[-1] for table in heads for row in table if row}
+    said = record["output"].partition("WHERE A TOKEN'S TIME GOES")[2].partition("\n\n")[0]
+    printed = dict(re.findall(part, said, re.MULTILINE))
+    assert len(printed) > 5 and {name: shown.get(name) for name in printed} == printed
