@@ -1,9 +1,11 @@
 """What shows that a command goes on where standard error is no terminal: a line when some seconds have passed."""
 
 import itertools
+import time
 
 import pytest
 
+from kit.lab import progress
 from kit.lab.progress import steps
 
 
@@ -28,3 +30,20 @@ def test_a_terminal_has_the_bar_alone(capsys, monkeypatch, slow):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     list(steps(range(3), "quality"))
     assert "quality: step" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_is_waited_for_is_counted_on_a_terminal_and_then_gone(capsys, monkeypatch, terminal):
+    """`kit generate` compiled for minutes without a word."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    monkeypatch.setattr(progress, "_DELAY", 0.01)
+    told = ""
+    with progress.waiting("compiling"):
+        for _ in range(200 if terminal else 3):
+            told += capsys.readouterr().err
+            if told:
+                break
+            time.sleep(0.01)
+    cleared = capsys.readouterr().err
+    assert told.startswith("\rcompiling, 0 s") == terminal and bool(told + cleared) == terminal
+    assert not terminal or (cleared.endswith("\r") and not cleared.rpartition("\r")[0].rpartition("\r")[2].strip())

@@ -4,8 +4,10 @@ A prompt's pass is one call, so its bar counts what the pass adds to a trace.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 from tqdm import tqdm
 
@@ -19,6 +21,28 @@ def say(step: str) -> None:
     """Name the step that begins, in a line on standard error, unless that is a terminal, where a bar shows it."""
     if not sys.stderr.isatty():
         print(step, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """While the ``with`` runs and takes more than a second: what it does and for how long, on standard error, if that is a
+    terminal. Nothing stays of it."""
+    began, ended = time.monotonic(), threading.Event()
+
+    def tell():
+        while not ended.wait(_DELAY):
+            print(f"\r{what}, {time.monotonic() - began:.0f} s", end="", file=sys.stderr, flush=True)
+
+    teller = threading.Thread(target=tell, daemon=True)
+    if sys.stderr.isatty():
+        teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if teller.ident:
+            teller.join()
+            print(f"\r{'':{len(what) + 9}}\r", end="", file=sys.stderr, flush=True)
 
 
 def steps(items: Collection, what: str, progress: bool = True, unit: str = "step") -> Iterator:

@@ -326,6 +326,14 @@ def test_here_and_computed_stand_apart_and_a_claim_folds(tmp_path):
     assert "preload_test_results.txt" in text and "CACHE_PERSISTENCE_INVESTIGATION.md" in text
 
 
+@pytest.mark.parametrize("model", ["", "/models/my.gguf"])
+def test_a_run_of_ones_own_model_that_judges_nothing_has_no_claims(tmp_path, model):
+    """`kit reproduce --only 00 --model my.gguf` opened with "0 of 85 claims" and 85 times "no record"."""
+    run = runs.Run(tmp_path, runs.Request(model=model), "m", "0", "c", "now", planned=["00_start_here"])
+    text = index.write(run).read_text()
+    assert ('id="claims"' in text) == ("What the reports claimed" in text) == (not model) and 'id="measurements"' in text
+
+
 def test_a_page_has_its_command_its_reports_and_the_machine_s_state(tmp_path):
     row = Record(
         claim="preload-memory", notebook="02_cache_mystery", verdict="reproduced", reason="r", quantity="q", unit="MiB",

@@ -116,7 +116,7 @@ def command(
     from kit.lab.measuring.process import process_bytes
     from kit.lab.predicting.opening import Options, asked_of, open_model, refuse
     from kit.lab.predicting.routes import geometry_of, of_spans, write_routes
-    from kit.lab.progress import PromptTrace
+    from kit.lab.progress import PromptTrace, waiting
     from kit.lab.prompts import chat_ids, ids_of, text_of
     from kit.model.generate import Sampler
     from kit.model.hyperparameters import read_config
@@ -162,7 +162,8 @@ def command(
     some = prompt[: 4 * _WARM if isinstance(prompt, str) else _WARM]
     some = some[:1] * len(some) if slots else some  # one token uses few experts, so few are read for the warm-up
     first = min(max_tokens, 3 + 2 * draft_max) if draft else min(max_tokens, 3)
-    ran.generate(ran.kept if ran.pins else kit.NoCache(), some, first, stop_at_end=False, trace=trace, **drafting)
+    with waiting("compiling kernels, once, and reading the file"):
+        ran.generate(ran.kept if ran.pins else kit.NoCache(), some, first, stop_at_end=False, trace=trace, **drafting)
     warm = time.perf_counter() - begun
     trace.clear()
     if slots:
