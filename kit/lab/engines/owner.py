@@ -16,6 +16,7 @@ _MAGIC = b"GGUF"
 _GPU = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # maps of a process that uses one
 _HIDDEN = ("--api-key", "--hf-token", "-hft")  # flags whose values are not shown
 _SLEEPY = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how the threads of OpenMP wait
+_DRAFTS = ("-md", "--model-draft", "--spec-draft-model", "-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf", "--spec-type")
 _MODEL, _THREADS = ("-m", "--model"), ("-t", "--threads", "--num-threads")
 
 
@@ -47,6 +48,11 @@ class Owner(NamedTuple):
             if name in names:
                 value = given or after
         return value
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it drafts by its command: several tokens share a pass."""
+        return self.flag(_DRAFTS) not in ("", "none")
 
     @property
     def threads(self) -> int | None:
@@ -95,6 +101,8 @@ def find(server: ServerClient, file: Path | None = None) -> Owner:
     gpu = process is not None and any(part.path.startswith(_GPU) for part in processes.maps(process.pid))
     if gpu:
         missing.append("what its GPU does, so the limit of this machine's memory is not its limit")
+    if found.drafts:
+        missing.append("the bytes of a token: it drafts, and the tokens of a pass share them, so they set no limit")
     others = tuple(each.pid for each in tree if process and each.pid != process.pid)
     sleepy = _sleepy(process, found) if process else ()
     return found._replace(others=others, file=path, mapped=bool(mapped), missing=tuple(missing), gpu=gpu, sleepy=sleepy)

@@ -32,9 +32,10 @@ LENGTHS = (16, 64, 512)  # of prompts
 _FIRST = 1 / 4  # of the budget: after it no further window of the first answer begins
 _LARGE = 0.75  # of a map by pages of 2 MiB: the rest costs less than can be measured
 _TEXT = "A large language model on a small computer answers slowly, because every token reads all of its weights once. "
-_KV_FLAGS = ("-ctk", "--cache-type-k")
+_KV_FLAGS = (("-ctk", "--cache-type-k", "--kv-cache-type"), ("-ctv", "--cache-type-v", "--kv-cache-type"))
 _CONTEXT = ("-c", "--ctx-size", "--num-ctx")
-_KV_NAMES = {"f32": "float32", "f16": "float16", "bf16": "float16", "q8_0": "q8_0", "": "float16"}
+_KV_NAMES = {"f32": "float32", "f16": "float16", "": "float16"}  # llama.cpp's -> kit's, where they differ
+_KV_BYTES = KV_TYPES | {"bf16": 2.0, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32}
 
 
 class Running:
@@ -92,13 +93,22 @@ class Running:
     @property
     def position_bytes(self) -> int:
         """Bytes that a further position takes in the caches."""
-        width = KV_TYPES[self.kv]
-        return sum(memory.held(1, width) - memory.held(0) for memory in self.memories)
+        return sum(memory.held(1, self.kv_width) - memory.held(0) for memory in self.memories)
 
     @cached_property
+    def _kv(self) -> list[str]:
+        """The types of keys and of values by the command, float16 where it does not say."""
+        return [_KV_NAMES.get(text, text) for text in map(self.owner.flag, _KV_FLAGS)]
+
+    @property
     def kv(self) -> str:
-        """The type of the KV cache by the command, float16 where it does not say."""
-        return _KV_NAMES.get(self.owner.flag(_KV_FLAGS), "float16")
+        """The same in words."""
+        return " and ".join(dict.fromkeys(self._kv))
+
+    @property
+    def kv_width(self) -> float:
+        """Bytes of an element of keys and values, in their mean; those of float16 for a type that kit does not know."""
+        return float(np.mean([_KV_BYTES.get(kind, _KV_BYTES["float16"]) for kind in self._kv]))
 
     @cached_property
     def context(self) -> int:
@@ -122,13 +132,13 @@ class Running:
         """Bytes that a token reads after so many positions: its weights, its keys, values and states."""
         if not self.file:
             return 0.0
-        width = KV_TYPES[self.kv]
+        width = self.kv_width
         kept = sum(memory.read(positions, width) + memory.written(width) for memory in self.memories)
         return bytes_used(uses_of(self.file)) + kept
 
     def least(self, positions: int) -> float:
-        """The least seconds of a token after so many positions."""
-        return 0.0 if self.owner.gpu else self.bytes_at(positions) / (self.gbps * 1e9)
+        """The least seconds of a token after so many positions; 0 where the server's memory or its passes are others."""
+        return 0.0 if self.owner.gpu or self.owner.drafts else self.bytes_at(positions) / (self.gbps * 1e9)
 
     @cached_property
     def holding(self) -> watching.Holding:
