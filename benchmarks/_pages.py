@@ -16,6 +16,8 @@ from benchmarks._records import FULL, REFERENCE, explained, explanation, newest,
 from kit import __version__
 from kit.lab.claims import table as claims
 from kit.lab.engines.table import PEER, ROUNDED
+from kit.lab.explaining import answer_table
+from kit.lab.explaining.answer_table import Row
 from kit.lab.findings import reported
 from kit.lab.measuring import machine
 from kit.system.paths import ROOT
@@ -47,7 +49,7 @@ def sentences() -> dict[str, tuple[str, ...]]:
     mixture = {name: row("10_experts", quantity, FULL)["median"] for name, quantity in MIXTURE.items()}
     known = {record["quantity"]: record["median"] for record in rows("08_claims")}
     counts = {verdict: known.get(f"claims: {verdict}", 0) for verdict in claims.VERDICTS}
-    *most, last = (f"{count:.0f} {verdict}" for verdict, count in counts.items())
+    *most, last = (claims.counted(count, verdict) for verdict, count in counts.items())
     told = f"{', '.join(most)}, and {last}"
     pairs = [
         f"keeping the copies takes {format_seconds(kept[n])}, dequantizing each time {format_seconds(each[n])}" for n in (0, 1)
@@ -113,6 +115,13 @@ def block(most: int = 10**6) -> str:
     return f"{text}\n\n({where}, two idle cores; the committed record is under `results/reference`.)"
 
 
+def table() -> str:
+    """The answer of the same record as a table, with its model and machine."""
+    where, command, _ = explained()
+    rows = [Row(**row) for row in explanation()[0]["table"]]
+    return f"{answer_table.markdown(rows)}\n\n(`{command}`, {where}, two idle cores.)"
+
+
 def record(model: str) -> Path:
     """Run `kit explain MODEL` and keep, under results/reference, what it prints, its ways as data, and the machine. What a run
     of the notebooks by the same code measured on this machine is taken from the shared store, so that README and the run's
@@ -162,6 +171,7 @@ def parts() -> dict[tuple[str, str], str]:
     return {
         ("README.md", "explain"): block(SHORT),
         ("docs/explain.md", "explain"): block(),
+        ("docs/index.md", "table"): table(),
         ("docs/speeds.md", "summary"): _speeds.summary(),
         ("docs/in_your_code.md", "peers"): _speeds.peers(),
         ("docs/speeds_records.md", "records"): _speeds.tables(),

@@ -7,6 +7,14 @@ from kit.system.paths import ROOT
 
 REFERENCE = ROOT / "results" / "reference"
 FULL = REFERENCE / "amd-epyc-avx512-2c-24g-8da4" / "full"  # the run of a mixture of 19 GB
+GENERATIONS = {("25", "1"): " Zen 3", ("25", "17"): " Zen 4", ("26", "2"): " Zen 5"}  # AMD's, by family and model
+
+
+def cpu_name(run) -> str:
+    """The maker of the CPU of a run, and its generation where it is known: AMD Zen 5."""
+    facts, maker = run["system"].get("cpu_facts", {}), run["machine_id"].split("-")[0]
+    maker = maker.capitalize().replace("Amd", "AMD")
+    return f"{maker}{GENERATIONS.get((facts.get('cpu family'), facts.get('model')), '')}"
 
 
 def started(folder: Path) -> str:
@@ -55,9 +63,9 @@ def explanation() -> tuple[dict, str]:
 
 
 def explained() -> tuple[str, str, str]:
-    """(version and machine, command, output) of the newest `kit explain` on record."""
+    """(version and CPU, command, output) of the newest `kit explain` on record."""
     run, machine = explanation()
-    return f"kit {run['kit_version']} on `{machine}`", run["command"], run["output"]
+    return f"kit {run['kit_version']} on {cpu_name(run | {'machine_id': machine})}", run["command"], run["output"]
 
 
 def ways_of(told: dict) -> dict[str, list]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from benchmarks import hf
+from benchmarks._records import cpu_name
 from benchmarks.decode import CASES
 from kit.gguf.trained import TRAINED
 from kit.lab.tables import markdown
@@ -23,7 +24,6 @@ QUALITY = ("KL to float32, nats", "same next token")
 READS = "GB/s from the disk"  # while a mixture decodes
 # how the name of a column begins, ours first
 SIDES = ("fused", "blocks", "float", "bfloat", "int8", "torch", "llama.cpp", "ik_llama.cpp")
-GENERATIONS = {("25", "1"): " Zen 3", ("25", "17"): " Zen 4", ("26", "2"): " Zen 5"}  # AMD's, by family and model
 FEATURES = {"amx-int8": "AMX", "avx512vnni": "AVX-512 VNNI", "avx512f": "AVX-512", "avx2": "AVX2"}  # the best first
 
 
@@ -96,11 +96,9 @@ def _natural(text: str) -> list:
 def _cpu(run) -> str:
     """The maker, the generation where it is known, and the best vector instructions of the CPU of a run, or those that all of
     its processes were held to."""
-    system, maker = run["system"], run["machine_id"].split("-")[0].capitalize().replace("Amd", "AMD")
-    best = next((name for feature, name in FEATURES.items() if feature in system["cpu_features"]), "")
-    facts = system.get("cpu_facts", {})
+    best = next((name for feature, name in FEATURES.items() if feature in run["system"]["cpu_features"]), "")
     held = next((f" held to {row['held to']}" for row in run["rows"] if row.get("held to")), f", {best}")
-    return f"{maker}{GENERATIONS.get((facts.get('cpu family'), facts.get('model')), '')}{held}"
+    return f"{cpu_name(run)}{held}"
 
 
 def table(lines: list[Line]) -> str:

@@ -81,6 +81,14 @@ def format_rate(per_second: float) -> str:
     return f"{float(f'{per_second:.3g}'):,.0f}" if abs(per_second) >= 100 else f"{per_second:.3g}"
 
 
+def with_error(value: float, error: float | None, digits: str, of_error: str = "") -> str:
+    """``"30.7 ± 0.8"``: a number and its error by their format specifications, which are one unless both are given. An error
+    that is as large as its number says only that little is known: ``"25.3 (uncertain)"``; None or NaN: it is not known."""
+    if error is None or math.isnan(error):
+        return f"{value:{digits}}"
+    return f"{value:{digits}} ± {error:{of_error or digits}}" if error < abs(value) else f"{value:{digits}} (uncertain)"
+
+
 def brief(value: float, unit: str = "s") -> str:
     """``"18 ms"``, ``"360 MiB"``, ``"1,100 tok/s"``: ``format_quantity`` with two significant digits, as an answer has them."""
     number, _, of = format_quantity(value, unit).partition(" ")

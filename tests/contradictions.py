@@ -21,7 +21,8 @@ QUOTIENTS = {  # column -> over / under, columns of its row; "@ x": of the row x
     "times the least": "token / least",
     "times this machine's": "~ GB/s needed / 1",
     "factor": "predicted / measured",
-    "speed": "predicted @ the first row / predicted",
+    "speed": "predicted @ the first row / predicted",  # on pages of older runs
+    "times as fast": "predicted @ the first row / predicted",
 }
 OTHERWISE = {  # column that looks like a ratio -> why its row does not hold what it is of
     "gain by FLOPs, attention free": "1 / (1 - share); test_attention_page.py has it",
@@ -30,7 +31,7 @@ OTHERWISE = {  # column that looks like a ratio -> why its row does not hold wha
     "rms / std": "of all logits of two ways",
     "share of the columns": "what the row is about",
 }
-NAMED = re.compile(r"([\d,.]+x) (predicted|measured)")  # a ratio that says which column of its row it is of
+NAMED = re.compile(r"([\d,.]+x) \(?(predicted|measured)\)?")  # a ratio that says which column of its row it is of
 LIKE_A_RATIO = re.compile(r" / |\btimes\b|\bfaster\b|\bfactor\b|\bratio\b|\bstep\b|\bshare of\b|of the limit")
 NUMBER = re.compile(r"([+-]?[\d,]*\.?\d+(?:e[+-]?\d+)?) ?(%|x|[a-zA-Z]*)")
 UNITS = {"": 1, "x": 1, "%": 0.01, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600}

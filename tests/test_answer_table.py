@@ -1,5 +1,6 @@
 """The answer's table: rows in, lines and a picture out; nothing is measured here."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from kit.lab.claims.session import Session
 from kit.lab.explaining import answer, answer_table
 from kit.lab.explaining.answer_table import Row
+from kit.units import with_error
 
 ROWS = [
     Row("exact", "kit", 24.3, 23.0, 25.6, 0.72, 1.0),
@@ -75,9 +77,19 @@ def test_markdown_has_the_same_cells():
 
 def test_an_interval_does_not_cross_the_number_of_its_bar():
     """On a busy machine a line of 95% went through "1,416 tokens/s"."""
-    axes = answer_table.picture([Row("int8", "kit", 1416.0, 0.0, 3257.0)], "m").figure.axes[0]
+    axes = answer_table.picture([Row("int8", "kit", 1416.0, 200.0, 2632.0)], "m").figure.axes[0]
     [line], [text] = axes.lines, [each for each in axes.texts if "tokens/s" in each.get_text()]
-    assert line.get_ydata()[0] - text.get_position()[1] > 0.2 and Row("x", "kit", 1416.0, 0.0, 3257.0).told == "1,416 ± 1,628"
+    assert line.get_ydata()[0] - text.get_position()[1] > 0.2 and Row("x", "kit", 1416.0, 200.0, 2632.0).told == "1,416 ± 1,216"
+
+
+def test_an_error_as_large_as_its_number_is_said_in_a_word():
+    """On a busy machine: "25.3 ± 852", and an axis of a thousand tokens per second."""
+    wide, limit = Row("exact", "kit", 25.3, 0.6, 1704.6), Row("limit of memory", "limit", 33.6, of_limit=1.0)
+    assert wide.told == "25.3 (uncertain)" and "| exact | 25.3 (uncertain) |" in answer_table.markdown([wide])
+    axes = answer_table.picture([limit, wide], "m").figure.axes[0]
+    assert axes.get_xlim()[1] < 40 and [*axes.lines[0].get_xdata()] == [33.6] * 2 and answer_table.note([limit, wide]) == ""
+    assert [with_error(2.5, error, ".1f") for error in (2.4, 2.5, 1e9, math.nan, None)] == [
+        "2.5 ± 2.4", "2.5 (uncertain)", "2.5 (uncertain)", "2.5", "2.5"]  # fmt: skip
 
 
 def test_an_interval_that_passes_the_limit_is_explained():
@@ -121,11 +133,14 @@ def test_rows_are_those_of_the_answer_as_data():
 
 def test_the_best_minutes_are_one_sentence_and_none_where_these_are_as_good():
     """README named four limits before its table."""
-    study = SimpleNamespace(least=0.0125, least_now=0.024, limits=SimpleNamespace(at="2026-11-28"), read_gbps=81.9)
+    study = SimpleNamespace(least=0.0125, least_now=0.024, limits=None, read_gbps=81.9)
+    study.limits = SimpleNamespace(at="2026-11-28", machine=SimpleNamespace(read_gbps=81.9))
     assert answer.best_minutes(study) == (
         "In the best minutes that are known of this machine, on 2026-11-28, memory read at 81.9 GB/s, and allowed 80 tokens "
         "per second."
     )
+    study.read_gbps = 84.0  # of this run
+    assert "known of this machine, memory read at 84.0 GB/s" in answer.best_minutes(study)
     study.least_now = 0.0126
     assert answer.best_minutes(study) == ""
 

@@ -490,7 +490,7 @@ def test_what_explain_prints_is_recorded_and_shown_in_whole_sections(tmp_path, m
     }  # fmt: skip
     with pytest.raises(ValueError, match="nothing was recorded: other processes used the machine"):
         _pages.record("busy")
-    assert _pages.explained() == (f"kit {kit.__version__} on `some-cpu`", "kit explain tiny", printed)
+    assert _pages.explained() == (f"kit {kit.__version__} on Some", "kit explain tiny", printed)
     assert _pages.block(12).splitlines()[:7] == [
         *"    $ kit explain tiny|    a file||    THE ANSWER|    yes||    ...".split("|")
     ]

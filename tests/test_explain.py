@@ -501,13 +501,13 @@ def test_faster_is_what_was_measured_where_it_was(study):
     now, other, third = study.predictions[:3]
     measured = {each.way: Reading(each.way.label, "", (seconds,)) for each, seconds in ((now, 8.0), (other, 2.0))}
     table = tables.advice_table(study.predictions, measured)
-    faster, told = table["faster"], tables.formatted(table)["speed"]
+    faster, told = table["faster"], tables.formatted(table)["times as fast"]
     assert faster[now.way.label] == 1.0 and faster[other.way.label] == 4.0
     assert faster[third.way.label] == pytest.approx(now.seconds / third.seconds)
     second, last = (tables.in_tables(each.way.label) for each in (other, third))
-    assert told[second] == "4.0x measured" and told[last].endswith("x predicted")
-    only = tables.formatted(tables.advice_table(study.predictions, {other.way: measured[other.way]}))["speed"]
-    assert only.str.endswith("predicted").all(), "a ratio to a first row that was not measured is none of measured times"
+    assert told[second] == "4x (measured)" and told[last].endswith("x (predicted)")
+    only = tables.formatted(tables.advice_table(study.predictions, {other.way: measured[other.way]}))["times as fast"]
+    assert only.str.endswith("(predicted)").all(), "a ratio to a first row that was not measured is none of measured times"
 
 
 def test_what_a_file_is_stands_there_while_kernels_are_compiled_which_takes_nothing_of_the_minute(study, monkeypatch, capsys):

@@ -108,7 +108,7 @@ def test_generate_says_that_it_read_a_file_again(tmp_path, monkeypatch):
     monkeypatch.setattr(large_pages, "share", lambda data: 0.25)
     monkeypatch.setattr(large_pages, "read_again", lambda data, handle, slowest: (len(data), "done"))
     done = CliRunner().invoke(main, ["generate", str(path), "--tokens", "1,2", "-n", "3"])
-    assert "pages        m.gguf: 25% of it was by pages of 2 MiB; " in done.stderr and " read again in " in done.stderr
+    assert "pages        m.gguf: 25% of it was in 2 MiB pages; " in done.stderr and " read again in " in done.stderr
     for pages in ("small", "copied"):
         done = CliRunner().invoke(main, ["generate", str(path), "--tokens", "1,2", "-n", "3", "--pages", pages])
         assert done.exit_code == 0 and "read again" not in done.stderr

@@ -168,7 +168,7 @@ def table_in(folder, table, **formats):
         ("first / before", [4.0, 0.5], [4.0, 0.52]),
         ("step", [None, 8 / 3], [None, 3 / 8]),
         ("times this machine's", [2.0, 1.5], [2.0, 3.0]),
-        ("speed", ["1.0x measured", "4.0x predicted"], ["1.0x measured", "4.0x measured"]),
+        ("times as fast", ["1x (measured)", "4x (predicted)"], ["1x (measured)", "4x (measured)"]),
     ],
 )
 def test_a_ratio_that_is_not_the_quotient_of_its_row_is_found(tmp_path, column, right, wrong):

@@ -66,7 +66,7 @@ def test_a_map_is_read_and_its_share_of_memory_s_speed_bounds_what_reads_it(fold
     assert limit.map_gbps == 27.0 and limit.seconds_to_read_map(27e9) == limit.seconds_to_read(36e9) == 1.0
     assert pages.with_map(MACHINE, pages.MapSpeed(22.0, 20.0, None)).map_gbps == MACHINE.read_gbps
     assert MACHINE.seconds_to_read_map(20e9) == 1.0 and pages.with_map(MACHINE, None) == MACHINE
-    assert slow.told() == "75% of the speed of a copy in memory, 0% of them by pages of 2 MiB"
+    assert slow.told() == "75% of the speed of a copy in memory (0% of them are 2 MiB pages)"
 
 
 def test_the_sentence_on_pages_has_no_bandwidth_and_no_advice_that_changes_nothing():

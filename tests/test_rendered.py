@@ -12,6 +12,7 @@ from contradictions import wrong_shares
 
 import kit
 from kit.gguf.uses import bytes_used
+from kit.lab.commands import explain
 from kit.lab.explaining import answer, answer_table, depth, opportunities, sentences
 from kit.lab.explaining.opportunities import Opportunity
 from kit.lab.explaining.study import Study
@@ -19,6 +20,7 @@ from kit.lab.explaining.to_measure import earlier
 from kit.lab.measuring import machine
 from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.minutes import Minutes
+from kit.lab.predicting.beforehand import Reads
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS
 from kit.units import format_bytes, format_rate, format_seconds
 
@@ -51,6 +53,18 @@ def test_one_limit(said):
     assert float(printed.replace(",", "")) == pytest.approx(limit["speed"], rel=0.01)
     for row in data["answer"]["table"][1:]:
         assert row["of_limit"] == pytest.approx(min(1.0, row["speed"] / limit["speed"])), "share of another limit"
+
+
+def test_no_first_guess_is_above_the_best_that_is_known(said, monkeypatch, capsys):
+    """README guessed by 64.0 GB/s in its second line, and had read 62.9 in the best minutes known in its last."""
+    study = said[2]
+    probed = study.limits.machine.read_gbps
+    assert Study(study.file, lambda: study.limits, study.memory, seen_gbps=2 * probed).machine.read_gbps == 2 * probed
+    given = []
+    monkeypatch.setattr(sentences, "sections", lambda study, *_: given.append(study) or iter(()))
+    monkeypatch.setattr("kit.lab.explaining.quick.now", lambda: (study.busy, Reads(123.0)))
+    explain._explain(study.file, False, False, whole=None, via="", thorough=False, memory=None)
+    assert given[0].seen_gbps == 123.0 and "123.0 GB/s" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_share_is_what_who_divides_finds(said, monkeypatch):

@@ -380,7 +380,7 @@ def test_a_refused_load_is_explained(server, smollm2, monkeypatch):
         code, _, told = explain(url)
     assert code == 2 and told.count("\n") == 1 and said in told
     assert "allows 1.00 GiB, 700.0 MiB are in use, and 300.0 MiB of those are pages of files" in told
-    assert "so 624.0 MiB can be had" in told and "MiB of weights" in told
+    assert "so 624.0 MiB are available" in told and "MiB of weights" in told
     assert "the largest context that fits is 8,192: num_ctx 8192" in told
 
 

@@ -18,8 +18,8 @@ KINDS = (  # first bytes -> what it is, what to do
     (rb"PK\x03\x04.{26}[^/]+/(data\.pkl|version|byteorder|\.format_version)", "a PyTorch checkpoint", _CONVERT),
     (rb"PK\x03\x04.{26}\w+\.npy", "numpy's arrays (npz)", _MODEL),
     (rb"PK\x03\x04", "a zip archive", _UNPACK),
-    (rb"PAR1", "a Parquet table: a data set, no model", _MODEL),
-    (rb"ARROW1|\xff{4}.{4}\x10\x00\x00\x00", "an Arrow table: a data set, no model", _MODEL),
+    (rb"PAR1", "a Parquet table (a data set)", _MODEL),
+    (rb"ARROW1|\xff{4}.{4}\x10\x00\x00\x00", "an Arrow table (a data set)", _MODEL),
     (rb"\x93NUMPY", "an array of numpy (npy)", _MODEL),
     (rb"SQLite format 3", "an SQLite database", _MODEL),
     (rb"%PDF", "a PDF", _MODEL),
@@ -59,7 +59,7 @@ _IMAGES = {
 }  # fmt: skip
 TYPES = {  # general.type -> what the file is, what to do
     "adapter": ("a LoRA adapter", "merge it into its base model by llama.cpp's llama-export-lora, then name the merged file"),
-    "mmproj": ("the part of a model that sees or hears (mmproj)", "name the file of its language model"),
+    "mmproj": ("the image or audio part of a model (mmproj)", "name the file of its language model"),
     "imatrix": ("an importance matrix", _IMATRIX),
 }
 TILES = " tiles"  # ends the type of a compressed matrix: "int8 tiles"
@@ -127,7 +127,7 @@ def name_of_others(path: str) -> str:
     prefix, _, rest = name.partition(":")
     for meant in PREFIXES:
         if rest and _letters(prefix) == _letters(meant):
-            return f"is a name of no program; is {meant}:{rest} meant? kit models lists what there is"
+            return f"names no program; is {meant}:{rest} meant? kit models lists the models of this machine"
     if _PORT.fullmatch(name):
         server = f"http://{'localhost' * (not prefix)}{name}"
         return f"is a host with a port, not a file: kit explain {server} explains the server there"

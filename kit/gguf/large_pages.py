@@ -55,7 +55,7 @@ class ReadingAgain(threading.Thread):
                 end = time.perf_counter_ns()
             self._trace.add("large pages", start, end, name, token=-1, nbytes=nbytes, outcome=outcome)
             took = f"{format_bytes(nbytes)} read again in {format_seconds((end - start) / 1e9)}"
-            self.told.append(f"{name}: {before:.0%} of it was by pages of 2 MiB; {took}: {outcome}")
+            self.told.append(f"{name}: {before:.0%} of it was in 2 MiB pages; {took}: {outcome}")
 
 
 def begin(files: Sequence[MappedFile], trace) -> ReadingAgain | None:

@@ -207,9 +207,9 @@ class GGUFFile(Shown):
 
 
 PAGES = {  # how a file lies in memory
-    "large": "mapped by pages of 2 MiB where the system has them; read again where the page cache has small ones",
+    "large": "mapped in 2 MiB pages where the system has them; read again where the page cache has small ones",
     "small": "mapped as the page cache has it",
-    "copied": "copied into memory of the process's own, by pages of 2 MiB",
+    "copied": "copied into the process's own memory, in 2 MiB pages",
 }
 
 

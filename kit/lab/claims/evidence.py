@@ -15,7 +15,7 @@ GRADES = {  # how firm a fact is -> what the word means
     "code": "follows from the source",
     "doc": "one of their own documents says so",
     "calc": "arithmetic on the former",
-    "absence": "looked for in every commit, without a find",
+    "absence": "searched for in every commit, not found",
     "thread": "said in a public thread",
     "paper": "published",
     "open": "no record shows it",

@@ -34,6 +34,11 @@ NO_RECORD = "no record"
 WORDS = VERDICTS | {NO_RECORD: Verdict("nothing in this run judges it", "#7d6e63", "-", False)}
 
 
+def counted(count: float, word: str) -> str:
+    """``"7 contradict their own figures"``: how many claims have a verdict, in words."""
+    return f"{count:.0f} {word if count == 1 else word.replace('contradicts its', 'contradict their')}"
+
+
 @dataclass(frozen=True)
 class Claim:
     """One row of claims.yaml. ``report``: "000" to "004", or what names a public thread. ``before`` and ``after`` are the

@@ -235,6 +235,9 @@ def _explain(file, as_json, everything, **how):
             minute = float("inf") if how["thorough"] else 50.0
             study = Study(file, partial(limits.known, reads, "kit explain"), progress=True, minute=minute, **how)
 
+            if begun and begun["limit"]:  # the first guess; no limit below it is the best known
+                study.seen_gbps = begun["limit"]["bandwidth"] / 1e9
+
             def compiled():
                 beside.close()
                 study.minute += time.perf_counter() - study.began  # compiling takes nothing of it

@@ -6,7 +6,7 @@ import click
 from click.core import ParameterSource
 
 from kit.lab.commands.generate import LINEAR
-from kit.units import to_json
+from kit.units import to_json, with_error
 
 DTYPES = click.Choice(["float32", "float16", "bfloat16", "int8"])
 
@@ -87,7 +87,7 @@ def command(ctx, file, text, tokens, context, stride, linear, dtype, memory, pol
         return
     if busy:
         click.echo(busy.line, err=True)
-    click.echo(f"{result.value:.3f} ± {result.error:.3f}")
+    click.echo(with_error(result.value, result.error, ".3f"))
     click.echo(
         f"{facts['tokens']} tokens of {facts['text']}, windows of {context} every {facts['stride']}; "
         f"{facts['tokens_per_second']:.0f} tok/s through the model",

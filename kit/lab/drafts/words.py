@@ -40,7 +40,7 @@ def answer(data: dict) -> str:
     accepts = f"the model accepts {_listed([_percent(row) for row in known])}"
     if data["busy"]:
         texts = _listed([row["name"] for row in known])
-        return f"Whether a draft by {name} pays, a busy machine hides: on {texts} {accepts}."
+        return f"A busy machine hides whether a draft by {name} pays: on {texts} {accepts}."
     even = data["break_even"][str(DRAFTED)]
     even = f"it breaks even at {even:.0%}" if even is not None else "it would lose if all were accepted"
     gains = {row["name"]: row["measured"] or row["predicted"] for row in known}

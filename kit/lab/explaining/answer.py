@@ -225,7 +225,7 @@ def best_minutes(study: Study) -> str:
     best = 1 / study.least
     if best * study.least_now < WORTH:
         return ""
-    at = f", on {study.limits.at}," * bool(study.limits.at)
+    at = f", on {study.limits.at}," * bool(study.limits.at and study.read_gbps <= study.limits.machine.read_gbps)
     return (
         f"In the best minutes that are known of this machine{at or ','} memory read at {study.read_gbps:.1f} GB/s, and allowed "
         f"{format_rate(best)} tokens per second."

@@ -12,6 +12,7 @@ from kit.lab.engines.table import EXACT, OURS, PROGRAM
 from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.losses import of as losses_of
 from kit.products import by_linear
+from kit.units import with_error
 
 LIMIT = "limit of memory"
 MOST = 7  # rows: more is no answer
@@ -40,10 +41,14 @@ class Row(NamedTuple):
         return None if self.low is None or self.high is None else max(0.0, self.high - self.low) / 2
 
     @property
+    def is_certain(self) -> bool:
+        """Whether its interval is known and says something: half of it is less than the speed."""
+        return self.error is not None and self.error < self.speed
+
+    @property
     def told(self) -> str:
         """The speed with its error: "30.7 ± 0.8"."""
-        error = "" if self.error is None else f" ± {self.error:,.{1 if self.error < 9.95 else 0}f}"
-        return f"{self.speed:.3g}{error}" if self.speed < 1000 else f"{self.speed:,.0f}{error}"
+        return with_error(self.speed, self.error, ".3g" if self.speed < 1000 else ",.0f", f",.{(self.error or 0) < 9.95:d}f")
 
 
 SHORT = {row.precision: row.short for row in OURS.values()}  # precision of blocks -> its one word
@@ -151,7 +156,7 @@ def markdown(rows: Sequence[Row]) -> str:
 def note(rows: Sequence[Row]) -> str:
     """Why an interval of the table passes the limit; "" where none does."""
     limit = next((row.speed for row in rows if row.kind == "limit"), float("inf"))
-    passed = any(row.speed + row.error > limit for row in rows if row.error is not None)
+    passed = any(row.speed + row.error > limit for row in rows if row.is_certain)
     return "Memory's speed changed between the rounds, so a speed with its ± may pass the limit." if passed else ""
 
 
@@ -185,12 +190,13 @@ def picture(rows: Sequence[Row], about: str):
     for place, row in enumerate(bars):
         color = "#6b7580" if row.kind != "kit" else figures.BLUE if row in fastest else figures.SKY
         axes.barh(place, row.speed, height=0.66, color=color)
-        if row.low is not None:
+        if row.is_certain:
             axes.plot([row.low, row.high], [place + 0.25] * 2, color="#222222", linewidth=1.5)  # under the text
         share = "" if row.of_limit is None else f" ({row.of_limit:.0%} of the limit)"
         inside = row.speed > 0.45 * max(each.speed for each in rows)
         ink = ("black" if color == figures.SKY else "white") if inside else "black"
-        axes.text(0 if inside else row.high or row.speed, place - 0.04, f" {row.told.partition(' ')[0]} tokens/s{share}",
+        end = row.high if row.is_certain else row.speed
+        axes.text(0 if inside else end, place - 0.04, f" {row.told.partition(' ')[0]} tokens/s{share}",
                   va="center", color=ink, fontsize=9.5)  # fmt: skip
     axes.set_yticks(range(len(bars)), [f"kit, {row.name}" if row.kind == "kit" else row.name for row in bars])
     if limit:
@@ -200,7 +206,7 @@ def picture(rows: Sequence[Row], about: str):
         axes.set_ylim(-0.6, len(bars) - 0.1)
     figures.rows(axes)
     axes.grid(visible=False)
-    axes.set_xlim(0, 1.12 * max([row.high or row.speed for row in rows], default=1))
+    axes.set_xlim(0, 1.12 * max([row.high if row.is_certain else row.speed for row in rows], default=1))
     lines = "\n(lines: 95% intervals; the limit varied, too)" if note(rows) else " (lines: 95% intervals)"
     axes.set(xlabel=f"tokens per second, {about}{lines}", title=verdict(rows))
     return figure

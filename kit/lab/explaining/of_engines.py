@@ -239,7 +239,9 @@ def _advice(data: dict) -> list[str]:
     ]
     if any(cause["name"] == "busy" for cause in causes):
         used = max(record["decode"]["others_cores"] for record in data["engines"])
-        return [f"To change: first close what uses {used:.1f} cores, then ask again. A busy machine says nothing of an engine."]
+        return [
+            f"To change: first close what uses {used:.1f} cores, then ask again. Speeds of a busy machine are no comparison."
+        ]
     if causes:
         most = max(causes, key=lambda cause: cause["seconds"])
         times = decode["seconds"] / (decode["seconds"] - most["seconds"])

@@ -9,7 +9,7 @@ from kit.lab.explaining.causes import DECODE
 from kit.lab.measuring.state import BUSY
 from kit.units import format_bytes, format_rate, format_seconds
 
-_CAUSES = {  # name of a cause in JSON -> in words
+CAUSES = {  # name of a cause in JSON -> in words
     "memory": "reading the weights from memory", "disk": "reading from disk", "threads": "threads that wait for each other",
     "quota": "a CPU quota", "busy": "other processes", "depth": "a long context", "load": "loading the model",
     "pages": "small pages", "swap": "swap", "reprocess": "computing the prompt again", "overhead": "between server and client",
@@ -86,7 +86,7 @@ def _causes(record: dict) -> str:
     lines = [f"A token of `{_cell(engine.get('label') or engine['name'])}` takes {format_seconds(decode['seconds'])}:", ""]
     lines += ["| part | time | evidence | remedy |", "|---|---:|---|---|"]
     for cause in (each for each in record["causes"] if each.get("of") in (None, DECODE)):
-        name, remedy = _CAUSES.get(cause["name"], cause["name"]), cause.get("remedy") or ""
+        name, remedy = CAUSES.get(cause["name"], cause["name"]), cause.get("remedy") or ""
         lines.append(f"| {name} | {format_seconds(cause['seconds'])} | {_cell(cause['evidence'])} | {_cell(remedy)} |")
     return "\n".join(lines)
 

@@ -43,7 +43,7 @@ def told(running, error: str) -> str:
     parts = [
         f"{server.url}: {server.name} refuses to load: {error}",
         f"{whose} {format_bytes(limit)}, {format_bytes(used)} are in use, and {format_bytes(pages)} of those are pages of "
-        f"files that the kernel drops when it needs them, so {format_bytes(free)} can be had",
+        f"files that the kernel drops when it needs them, so {format_bytes(free)} are available",
     ]
     if running.file is None:
         return "; ".join([*parts, "its file was not found, so what it needs is not known: name it with --served"])

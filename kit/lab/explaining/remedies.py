@@ -38,7 +38,7 @@ REMEDIES = {
         "threads": "{cores} threads", "sleep": "{spin}: then its threads wait without sleeping",
         "quota": "give the group more time: docker run --cpus {wanted}, or cpu.max",
         "busy": "end or move the other processes{named}", "load": "keep the model loaded between requests",
-        "pages": "read the file again by larger pages (kit generate FILE does it), or load it without a map",
+        "pages": "read the file again in larger pages (kit generate FILE does it), or load it without a map",
         "reprocess": "let the server keep the last prompt", "depth": "a shorter context, or a KV cache of fewer bits",
         "positions": "a shorter context: attention computes for longer than it reads, so a cache of fewer bits gains little",
         "context": "a context of {context}", "lock": "lock the model in memory",
@@ -146,7 +146,7 @@ def _evidence(name: str, facts: ServerFacts, seen: Seen, tokens: int) -> str:
         held = seen.throttled / max(seen.seconds, 1e-9)
         return f"the group gives {seen.quota:g} cores and held the server back for {held:.1f} s per second, added over cores"
     if name == "pages":
-        return f"{holding.large or 0.0:.0%} of the map is by pages of 2 MiB, and small pages read more slowly"
+        return f"{holding.large or 0.0:.0%} of the map is in 2 MiB pages, and small pages read more slowly"
     if name == "overhead":
         return "the client waits this much longer than the server says that it works"
     if name == "unexplained":

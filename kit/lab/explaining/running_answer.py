@@ -149,7 +149,7 @@ def _to_try(running: Running, change: dict | None) -> str:
     again = f"kit explain {running.server.url} --compare before.json"
     text = "This server is yours, so kit does not restart it. Keep this answer (`--json > before.json`), then "
     if command and change["flags"]:
-        text += "start the server so, and ask again:"
+        text += "start the server like this, and ask again:"
         return f"{paragraph(text)}\n    {changed(shlex.join(command), change['flags'])}\n    {again}\n"
     return f"{paragraph(f'{text}change this: {remedy}. Then ask again:')}\n    {again}\n"
 

@@ -76,7 +76,7 @@ def _held(running: Running) -> str:
         return ""
     text = f"{held.resident:.0%} of the file is in memory"
     if held.large is not None:
-        text += f", {held.large:.0%} of what the server maps of it by pages of 2 MiB"
+        text += f", {held.large:.0%} of what the server maps of it is in 2 MiB pages"
     text += f"; {format_bytes(held.own)} are the server's own data"
     if held.swapped:
         text += f", and {format_bytes(held.swapped)} are in swap"

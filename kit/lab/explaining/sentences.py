@@ -143,7 +143,7 @@ def largest(study: Study) -> str:
     name, size = max(study.accesses.objects.items(), key=lambda item: item[1])
     return (
         f"The largest weight, {printable(name)}, is {format_bytes(size)} of {format_bytes(study.accesses.working_set)}: an "
-        "LRU just large enough for it throws the others out for it at every token, so there its curve can fall."
+        "LRU that is just large enough for it evicts all others at every token, so its curve can fall there."
     )
 
 

@@ -63,7 +63,7 @@ class Study:
     ``file`` was cut to. ``minute``: seconds for the engines, and after which no further way is measured, the compiling of
     kernels not counted. ``store``: of measurements, read and written; ``again``: measure what it has, too; ``by``: who
     measures. ``name``: of the file in commands; "": its path. ``folder``: of a run, whose other pages' costs of single uses
-    are read. ``busy``: what other processes used.
+    are read. ``busy``: what other processes used. ``seen_gbps``: of memory, in a probe before this; it counts for limits, too.
     """
 
     file: object
@@ -88,6 +88,7 @@ class Study:
     name: str = ""
     folder: Path | None = None
     busy: Busy = field(default_factory=Busy)
+    seen_gbps: float = 0.0
 
     def __post_init__(self):
         check_model(self.file)
@@ -135,7 +136,7 @@ class Study:
     def machine(self) -> Machine:
         """This machine at its best known bandwidth, and the file's map at its share of that."""
         found = [speed for speed in (self.map_found, self.map_speed) if speed]
-        seen = max([self.limits.machine.read_gbps, *(max(speed.gbps, speed.memory_gbps) for speed in found)])
+        seen = max([self.limits.machine.read_gbps, self.seen_gbps, *(max(speed.gbps, speed.memory_gbps) for speed in found)])
         return pages.with_map(replace(self.limits.machine, read_gbps=seen), self.map_speed)  # whatever read faster is the limit
 
     @cached_property

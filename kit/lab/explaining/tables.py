@@ -221,7 +221,7 @@ _FORMATS = (
     dict.fromkeys(_SECONDS, format_seconds)
     | dict.fromkeys(_BYTES, format_bytes)
     | dict.fromkeys(_SHARES, "{:.1%}".format)
-    | {"faster": "{:.1f}x".format, "factor": "{:.2f}x".format, "weights": format_count}
+    | {"faster": "{:.2g}x".format, "factor": "{:.2f}x".format, "weights": format_count}
 )
 
 
@@ -236,7 +236,8 @@ def formatted(table: pd.DataFrame) -> pd.DataFrame:
             texts[RATE] = (1 / values).astype(object).map(format_rate, "ignore")
     frame = pd.DataFrame(texts, index=table.index, dtype=object).fillna("–").rename(index=in_tables)
     if "by" in frame:
-        frame = frame.assign(faster=frame["faster"] + " " + frame.pop("by")).rename(columns={"faster": "speed"})  # may be 0.3x
+        told = frame["faster"] + " (" + frame.pop("by") + ")"
+        frame = frame.assign(faster=told.where(frame["faster"] != "–", "–")).rename(columns={"faster": "times as fast"})
     return frame
 
 

@@ -91,7 +91,7 @@ def _products(by_strategy: dict[str, list[str]]) -> Check:
 
 def _memory() -> Check:
     free = system.memory_available()
-    remedy = "the quick profile wants 8 GB free: close something, or --profile smoke" if free < _QUICK_MEMORY else ""
+    remedy = "the quick profile needs 8 GB free: close other programs, or --profile smoke" if free < _QUICK_MEMORY else ""
     return _noted("memory", f"{format_bytes(free)} free of {format_bytes(system.memory_limit())}", remedy)
 
 
@@ -111,7 +111,7 @@ def large_pages_in(folder: Path) -> bool | None:
 def _pages() -> Check:
     large = large_pages_in(models_folder())
     if large is None:
-        return _noted("pages of files", "this system does not tell by which pages it maps a file")
+        return _noted("pages of files", "this system does not say in which page size it maps a file")
     if large:
         return _noted("pages of files", "2 MiB where a file is read again: kit generate does it by itself")
     remedy = "kit generate --pages copied may read faster, if there is memory for a copy of the file"
@@ -159,7 +159,7 @@ def _folder(subject, folder, needed) -> Check:
     free = shutil.disk_usage(existing).free
     if not os.access(existing, os.W_OK):
         return Check(subject, "bad", f"{existing} is not writable", f"give yourself rights on {existing}, or move it")
-    remedy = f"the quick profile wants {format_bytes(needed)}: free some space" if free < needed else ""
+    remedy = f"the quick profile needs {format_bytes(needed)}: free some space" if free < needed else ""
     return _noted(subject, f"{folder}: {format_bytes(free)} free", remedy)
 
 

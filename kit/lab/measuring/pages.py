@@ -43,7 +43,7 @@ class MapSpeed(NamedTuple):
 
     def told(self) -> str:
         """In words, without GB/s: those of another minute contradict the limit."""
-        pages = f", {self.large:.0%} of them by pages of 2 MiB" if self.large is not None else ""
+        pages = f" ({self.large:.0%} of them are 2 MiB pages)" if self.large is not None else ""
         return f"{self.ratio:.0%} of the speed of a copy in memory{pages}"
 
 
@@ -93,15 +93,15 @@ def told(before: MapSpeed, now: MapSpeed, nbytes: float, command: str = "") -> s
     if before.ratio >= SMALL:
         return FINE
     cost, command = format_seconds(before.cost(nbytes)), command or "kit generate FILE"
-    text = f"The file's pages were read at {before.told()}. That costs {cost} per token. "
+    text = f"The file's pages were read at {before.told()}, which costs {cost} per token. "
     if before.large is not None and before.large >= FEW:
-        return f"{text}They are large already: to read the file again gains nothing."
+        return f"{text}They are large already, so reading the file again gains nothing."
     if now.ratio >= SMALL or now.ratio > before.ratio / SMALL:
         return f"{text}`{command}` reads the file again, once; after that they are read at {now.told()}."
     if now.large is not None and now.large > before.large:
-        return f"{text}The file was read again by larger pages, without a gain: at {now.told()}."
+        return f"{text}The file was read again in larger pages, without a gain: at {now.told()}."
     return (
-        f"{text}No larger pages are to be had here; `{command} --pages copied` takes {format_bytes(nbytes)} of memory instead."
+        f"{text}Larger pages are not available here; `{command} --pages copied` takes {format_bytes(nbytes)} of memory instead."
     )
 
 

@@ -116,8 +116,8 @@ class ExpertBudget:
             least = f"less than one token's {format_bytes(self.routes.cycle)}"
             lead = f"{least}: LRU hits {hits['LRU']:.0%}, {best} {hits[best]:.0%}"
         else:
-            behind = f", {100 * (hits[best] - hits['LRU']):.1f} points below {best}, the best that can be built"
-            lead = f"LRU hits {hits['LRU']:.0%}{behind if best != 'LRU' else ', and nothing that can be built hits more'}"
+            behind = f"{100 * (hits[best] - hits['LRU']):.1f} points below {best}, the best that does not know the future"
+            lead = f"LRU hits {hits['LRU']:.0%}, {behind if best != 'LRU' else 'the most without knowledge of the future'}"
         text = f"{place}: {lead}; MIN, which knows the future, {hits['MIN']:.0%}"
         if not (self.disk and self.read):
             return f"{text}."

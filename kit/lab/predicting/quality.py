@@ -24,7 +24,7 @@ from kit.model.hyperparameters import read_config
 from kit.model.tokenizer import tokenizer_of
 from kit.model.weights import Weights
 from kit.system.paths import PACKAGE
-from kit.units import format_count
+from kit.units import format_count, with_error
 
 _ROUNDED_ROWS = 256  # rows of weights that are rounded at a time, so that they stay in the CPU's caches
 _AT_ONCE = FEWEST - 1  # tokens that the kernels of a decode multiply
@@ -180,8 +180,7 @@ def lost(name: str, table=None) -> str:
 
 def with_errors(table):
     """The table of ``quality`` as text, with each error next to its figure."""
-    pairs = {"perplexity": "{:.2f} ± {:.2f}", "ratio": "{:.4f} ± {:.4f}"}
-    texts = {name: pattern.format for name, pattern in pairs.items()} | {"kl": format_kl}
+    texts = {"perplexity": partial(with_error, digits=".2f"), "ratio": partial(with_error, digits=".4f"), "kl": format_kl}
     columns = {
         name: [text(*pair) for pair in zip(table[name], table[f"{name}_error"], strict=True)] for name, text in texts.items()
     }
