@@ -37,33 +37,71 @@ class Drafter(ABC):
 
 
 class Ngrams(Drafter):
-    """Text that repeats: what followed the last tokens when they last came, in the prompt or in the answer."""
+    """Text that repeats, also where it is edited: what followed the last tokens where they came before, in the prompt or in the
+    answer, with the changes that the answer has made there so far."""
 
-    name, _LONGEST, _SHORTEST = "ngram", 4, 2
+    name, _KEY, _PLACES, _BACK = (
+        "ngram",
+        2,
+        16,
+        48,
+    )  # tokens by which a place is found; the last places; tokens compared at each
+    _SURE, _UNSURE = 8, 2  # tokens in common from which on a place is followed over a change, and all is drafted; else so many
 
     def __init__(self):
         self.follow(None, None)
 
     def follow(self, model, cache):
-        self._seen: dict[tuple[int, ...], int] = {}  # the last tokens -> what came after them, the last time
-        self._read = 0  # tokens of the sequence
+        self._own: list[int] = []  # the sequence
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # tokens that lie beside each other -> where they ended
+        self._last = None  # how far the place of the last draft lies back
 
     def propose(self, tokens, count, sampler):
-        if len(tokens) < self._read:  # of another sequence
+        own = self._own
+        if len(tokens) < len(own):  # of another sequence
             self.follow(None, None)
-        for end in range(self._read, len(tokens)):  # those before ``end`` are followed by the token there
-            for n in range(self._SHORTEST, self._LONGEST + 1):
-                if end >= n:
-                    self._seen[tuple(tokens[end - n : end])] = end
-        self._read = len(tokens)
-        for n in range(min(self._LONGEST, len(tokens)), self._SHORTEST - 1, -1):
-            start = self._seen.get(tuple(tokens[len(tokens) - n :]))
-            if start is not None:
-                found = list(tokens[start : start + count])
-                while len(found) < count:  # the end of a text that repeats goes on as it began
-                    found += found[: count - len(found)]
-                return found, [None] * count
-        return [], []
+            own = self._own
+        known = len(own)
+        own += tokens[known:]
+        for end in range(max(known, self._KEY), len(own)):  # those before ``end`` are followed by the token there
+            self._ends.setdefault(tuple(own[end - self._KEY : end]), []).append(end)
+        places = self._places()
+        place = max(places, key=lambda end: (places[end][0], end), default=None)
+        self._last = place and len(own) - place
+        if place is None:
+            return [], []
+        common, changes = places[place]
+        found = [changes.get(token, token) for token in own[place : place + count]]
+        while len(found) < count:  # the end of a text that repeats goes on as it began
+            found += found[: count - len(found)]
+        found = found if common >= self._SURE else found[: self._UNSURE]
+        return found, [None] * len(found)
+
+    def _places(self) -> dict[int, tuple[int, dict[int, int]]]:
+        """Where the text may repeat -> how many tokens before are in common, and what was changed of them."""
+        own = self._own
+        ends = self._ends.get(tuple(own[-self._KEY :]), [])[-self._PLACES :]
+        places = {end: self._common(end) for end in ends}
+        if self._last and (end := len(own) - self._last) not in places:  # a token was just changed
+            common, changes = self._common(end)
+            if common >= self._SURE:
+                places[end] = common, changes
+        return places
+
+    def _common(self, end: int) -> tuple[int, dict[int, int]]:
+        """Tokens before ``end`` that are those before the end of the sequence, back to the first two in a row that are not, and
+        the latest change of each that is not."""
+        own, same, gap, changes = self._own, 0, 0, {}
+        for n in range(1, min(end, self._BACK) + 1):
+            then, now = own[end - n], own[-n]
+            if then == now:
+                same, gap = same + 1, 0
+                continue
+            gap += 1
+            if gap == 2:
+                break
+            changes.setdefault(then, now)
+        return same, changes
 
 
 class _Decoding(Drafter):
