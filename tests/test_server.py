@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import documented
+import psutil
 import pytest
 import served
 from click.testing import CliRunner
@@ -382,6 +383,24 @@ def test_a_refused_load_is_explained(server, smollm2, monkeypatch):
     assert "allows 1.00 GiB, 700.0 MiB are in use, and 300.0 MiB of those are pages of files" in told
     assert "so 624.0 MiB are available" in told and "MiB of weights" in told
     assert "the largest context that fits is 8,192: num_ctx 8192" in told
+
+
+def test_a_server_that_names_no_file_has_no_process_but_its_own(monkeypatch):
+    """An unloaded Ollama: a process that had nothing to do with it was watched, because it maps memory without a file."""
+
+    class Unloaded(served.Quiet):
+        def do_GET(self):
+            self.said(200, {"/api/version": {"version": "1"}, "/v1/models": {"data": [{"id": "a"}]}}.get(self.path, {}))
+
+        def do_POST(self):
+            self.said(500, {"error": "model requires more system memory (5.6 GiB) than is available (4.2 GiB)"})
+
+    monkeypatch.setattr(owner, "_family", lambda number: [psutil.Process()])  # no other server of these tests
+    with served.serving(Unloaded) as url, ServerClient(url) as client:
+        found = owner.find(client)
+        code, _, said = explain(url)
+    assert found.process is None and found.file is None and not any("passes requests on" in each for each in found.missing)
+    assert code == 2 and f"kit explain FILE --engine {url} names it" in said
 
 
 @pytest.mark.parametrize("free, context", [(2000, 4096), (1400, 1024), (1310, 0), (1200, 0)])

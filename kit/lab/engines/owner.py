@@ -69,7 +69,8 @@ def find(server: ServerClient, file: Path | None = None) -> Owner:
     tree = [process for number in listening for process in _family(number)]
     tree = [process for process in tree if process.pid != os.getpid()]
     if (tree and not any([*_models(process.pid)] for process in tree)) or not tree:  # a proxy may listen for it
-        behind = [number for number in processes.mapping(str(_said(server) or "")) if number != os.getpid()]
+        said = _said(server)
+        behind = [number for number in processes.mapping(str(said)) if number != os.getpid()] if said else []
         if behind:
             missing.append(
                 "a model in the process that listens: it passes requests on, and kit watches the one that maps the file"

@@ -46,7 +46,9 @@ def told(running, error: str) -> str:
         f"files that the kernel drops when it needs them, so {format_bytes(free)} are available",
     ]
     if running.file is None:
-        return "; ".join([*parts, "its file was not found, so what it needs is not known: name it with --served"])
+        return "; ".join(
+            [*parts, f"its file was not found, so what it needs is not known: kit explain FILE --engine {server.url} names it"]
+        )
     size = sum(info.nbytes for info in running.file.tensors.values())
     position = running.position_bytes
     asked, whole = running.context, running.config.context if running.config else 0
