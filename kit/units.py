@@ -120,6 +120,14 @@ def finite(value):
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def from_json(text: str | bytes):
+    """Plain data from JSON that others wrote; ValueError for what is none, nested too deeply, or not UTF-8."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("lists within lists, too deep to be read") from None
+
+
 SCHEMA_VERSION = 1  # of what ``--json`` prints: a key that changes its meaning raises it, a new key does not
 _KEYS = {  # headings of tables -> keys
     "a token, s": "seconds_per_token", "tok/s": "tokens_per_second", "read, B": "bytes_read_per_token", "GB/s": "gbps",

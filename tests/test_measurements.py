@@ -2,7 +2,11 @@
 
 import hashlib
 import json
+import os
+import re
+from contextlib import suppress
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import model_files
@@ -12,8 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kit
+from kit.cpu import crossings
+from kit.errors import KitError
+from kit.lab.claims import book, records
+from kit.lab.explaining import quants
 from kit.lab.measuring import measurements
 from kit.lab.measuring.measurements import Reading, Readings
+from kit.lab.report import run
+from kit.lab.report.sweep.run import cell_state
+from kit.units import from_json
 
 ONE = Reading("blocks", "f", (0.040, 0.041, 0.042), settings="s", by="kit explain")
 
@@ -154,6 +165,59 @@ def test_a_row_without_what_it_is_of_is_left_out(store, name):
     with store.path.open("a") as out:
         out.write(json.dumps(row) + "\n")
     assert (list(store), store.left_out) == ([ONE], 1)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_what_is_no_file_is_an_empty_store(tmp_path, kind):
+    """`kit generate` waited for a named pipe's end."""
+    path = tmp_path / "store"
+    {"pipe": os.mkfifo, "folder": os.mkdir, "link": lambda name: os.symlink(name, name)}[kind](path)
+    other = Readings(path)
+    assert other.add(ONE) == ONE and list(other) == [] and other.left_out == 0
+
+
+def test_what_others_wrote_as_json_is_read_by_one_function():
+    """One that knows lists within lists, at which Python's ends with a RecursionError: a traceback of `kit report diff`."""
+    with pytest.raises(ValueError, match="too deep"):
+        from_json("[" * 200_000)
+    own = {"units.py", "lab/measuring/child.py", "lab/engines/processes.py", "lab/report/runner.py", "lab/report/child.py",
+           "system/lost.py"}  # fmt: skip
+    root = Path(kit.__file__).parent
+    found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if re.search(r"json\.loads?\b", path.read_text())}
+    assert found == own, "the others are lines between kit's own processes"
+
+
+DAMAGED = ["", "[" * 100_000, "[]", "null", '"x"', "1", "{", '{"a": {"b": [1]}}', "\ufeff{}", '{"notebooks": []}']
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_a_damaged_file_of_a_run_is_one_line(tmp_path, text):
+    """Whatever of it: a traceback is none."""
+    readers = {"run.json": run.load, "records.jsonl": lambda folder: records.of_run(folder), "cell/cell.json": _cell_state,
+               "page.ipynb": lambda folder: run.read_notebook(folder / "page.ipynb"), "state/run.json": lambda folder:
+               book.state_of(folder / "state"), "quants.json": lambda folder: quants.read(folder / "quants.json")}  # fmt: skip
+    for name, reader in readers.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        with suppress(KitError):
+            assert reader(tmp_path) in (None, [], {}), name
+
+
+def _cell_state(folder):
+    return cell_state(folder, SimpleNamespace(name="cell", key="k"))
+
+
+KEPT = [("null", {}), ("[]", {}), ('{"a": []}', {}), ('{"a": 1}', {}), ('{"a": {}}', {}), ('{"a": {"rows": "x"}}', {}),
+        ('{"a": {"rows": NaN}}', {}), ('{"a": {"rows": 0.0}}', {}), ('{"a": {"other": 1.0}}', {}), ("[" * 100_000, {}),
+        ('{"a": {"rows": 0.5}, "b": 1}', {"a": {"rows": 0.5}})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "kept"), KEPT, ids=range(len(KEPT)))
+def test_damaged_times_of_kernels_are_measured_again(tmp_path, monkeypatch, text, kept):
+    """A list in place of an object was a traceback of every command that multiplies."""
+    monkeypatch.setattr(crossings, "beside", tmp_path.joinpath)
+    (tmp_path / "crossings").write_text(text.replace('"rows"', f'"{crossings.ROWS}"'))
+    assert crossings._read() == {key: {crossings.ROWS: times["rows"]} for key, times in kept.items()}
 
 
 def test_what_follows_a_torn_line_is_a_line_of_its_own(store):

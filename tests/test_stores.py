@@ -155,6 +155,19 @@ def test_the_tab_key_completes_them(home):
     assert set(TRAINED) < set(completed("")) and "jan:owner/m/model.gguf" in completed("")
 
 
+@pytest.mark.parametrize("value", [5, [], ["x"], {}, None, True, 1e999])
+def test_a_wrong_kind_of_value_of_another_program_hides_its_model_only(home, value):
+    """A number in place of a digest or of LM Studio's folder was a traceback of `kit models`, and of completion."""
+    (home / ".lmstudio" / "settings.json").write_text(json.dumps({"downloadsFolder": value}))
+    wrong = home / ".ollama" / "models" / "manifests" / "registry.ollama.ai" / "library" / "wrong"
+    wrong.mkdir()
+    for number, told in enumerate(([{"mediaType": stores._MODEL, "digest": value}], value, [value])):
+        (wrong / str(number)).write_text(json.dumps({"layers": told}))
+    (wrong / "deep").write_text("[" * 100_000)
+    assert {"ollama:smol:latest", "lmstudio:owner/repo/m-Q8_0.gguf"} < set(stores.everywhere())
+    assert not any(name.startswith("ollama:wrong") for name in stores.everywhere())
+
+
 def test_a_file_of_two_names_says_so_and_one_that_cannot_be_opened_fits_nowhere(home):
     """A link to a part of a split model fitted, by the bytes of that part."""
     kit_folder = home / "kit"

@@ -7,6 +7,7 @@ they cross depends on the CPU, the format and the activations, so nothing here i
 import contextlib
 import functools
 import json
+import math
 import time
 
 import numpy as np
@@ -22,6 +23,7 @@ from kit.cpu.tasks import address_of, beside, function
 from kit.errors import KitError
 from kit.gguf.formats import FORMATS, Format
 from kit.system.files import replacing
+from kit.units import from_json
 
 ROWS, FEW, TILES, FLOATS = "rows", "few", "tiles", "floats"  # kit.cpu.gemv_codes, gemv_few, gemm_codes, gemm
 _ALIKE = "alike"
@@ -75,9 +77,14 @@ def _kept() -> dict[str, dict[str, float]]:
 
 def _read() -> dict[str, dict[str, float]]:
     with contextlib.suppress(OSError, ValueError):
-        kept = json.loads(beside("crossings").read_bytes())
-        return {key: times for key, times in kept.items() if times and set(times) <= {ROWS, FEW, TILES, FLOATS}}
+        kept = from_json(beside("crossings").read_bytes())
+        return {key: times for key, times in kept.items() if _are_times(times)} if isinstance(kept, dict) else {}
     return {}
+
+
+def _are_times(kept) -> bool:
+    known = isinstance(kept, dict) and kept and set(kept) <= {ROWS, FEW, TILES, FLOATS}
+    return bool(known) and all(isinstance(each, float) and 0 < each < math.inf for each in kept.values())
 
 
 def measured(format: Format, activations: str, tokens: int, alike: bool = False) -> dict[str, float]:

@@ -4,7 +4,6 @@ Layouts: Ollama's manifests and blobs (its docs/faq.md), LM Studio's and Jan's f
 (fs_get_cache_directory of its common/common.cpp, hf_cache of common/hf-cache.cpp), the cache of huggingface_hub.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +15,7 @@ import platformdirs
 from kit.errors import GGUFError, nearest
 from kit.gguf.parts import begins_model
 from kit.system.paths import models_folder
+from kit.units import from_json
 
 _MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_HOME, _LIBRARY = "registry.ollama.ai", "library"  # what Ollama leaves out of a name
@@ -46,8 +46,8 @@ def _ollama_folders() -> list[Path]:
 
 def _lm_studio_folders() -> list[Path]:
     moved = []
-    with suppress(OSError, ValueError, AttributeError):  # the user may have chosen another folder in its settings
-        told = json.loads(_home(".lmstudio", "settings.json").read_text(encoding="utf-8")).get("downloadsFolder")
+    with suppress(OSError, ValueError, AttributeError, TypeError):  # the user may have chosen another folder in its settings
+        told = from_json(_home(".lmstudio", "settings.json").read_text(encoding="utf-8")).get("downloadsFolder")
         moved = [Path(told)] if told else []
     return [*moved, _home(".lmstudio", "models"), _home(".cache", "lm-studio", "models")]
 
@@ -71,8 +71,8 @@ def _ollama(folder: Path) -> Iterator[tuple[str, Path]]:
     """A manifest is manifests/<registry>/<namespace>/<model>/<tag>; its layer of a model is the digest of a blob."""
     root = folder / "manifests"
     for path in sorted(_files(root)):
-        with suppress(OSError, ValueError, KeyError, TypeError, StopIteration):
-            layers = json.loads(path.read_text(encoding="utf-8"))["layers"]
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
+            layers = from_json(path.read_text(encoding="utf-8"))["layers"]
             digest = next(each["digest"] for each in layers if each["mediaType"] == _MODEL)
             *where, model, tag = path.relative_to(root).parts
             space = [part for part, usual in zip(where, (_OLLAMA_HOME, _LIBRARY), strict=False) if part != usual]

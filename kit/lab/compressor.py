@@ -1,6 +1,5 @@
 """Compress a model, a GGUF or safetensors file, to the container of kit.codec.container; verify a compressed model."""
 
-import json
 import math
 import zlib
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from kit.gguf.writer import header
 from kit.system import usable_cores
 from kit.system.files import check_output, replacing
 from kit.system.paths import models_folder
+from kit.units import from_json
 
 
 def compress(path, out, coding: str = "int8", threads: int = 1, progress: bool = False, replace: bool = True) -> Path:
@@ -196,7 +196,7 @@ class SafetensorsFile:
         self._data = self._file.data
         size = int(self._data[:8].view("<u8")[0]) if self._data.size >= 8 else 0
         try:
-            index = json.loads(bytes(self._data[8 : 8 + size])) if 0 < size <= self._data.size - 8 else None
+            index = from_json(bytes(self._data[8 : 8 + size])) if 0 < size <= self._data.size - 8 else None
             index.pop("__metadata__", None)
             self.tensors = {name: self._info(name, entry, 8 + size) for name, entry in index.items()}
         except (ValueError, AttributeError, KeyError, TypeError) as error:

@@ -1,12 +1,12 @@
 """The prompt of `kit generate`, from its options: a text, messages of a chat, or token ids."""
 
-import json
 import os
 
 import click
 
 from kit.errors import ModelError
 from kit.system.files import read_text
+from kit.units import from_json
 
 PROMPT = "The capital of France is"  # of commands that are printed
 
@@ -43,8 +43,8 @@ def chat_ids(opened, messages, variables):
 
 def _variables(text):
     try:
-        given = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        given = from_json(text)
+    except ValueError as error:
         raise click.BadParameter(f"not JSON: {error}", param_hint="--chat-template-kwargs") from None
     if not isinstance(given, dict):
         raise click.BadParameter(

@@ -1,7 +1,6 @@
 """The book of a run: every claim, the records that judge it, one verdict by one rule."""
 
 import bisect
-import json
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from kit.lab.claims import records
 from kit.lab.claims import table as claims
 from kit.lab.claims.records import Record
 from kit.lab.claims.table import NO_RECORD, VERDICTS, WORDS, Claim
+from kit.units import from_json
 
 STATE = "run.json"  # in the folder of a run: what was asked, and how each notebook ended
 OWN = "08_claims"  # the notebook that reads this book, and so does not stand in it
@@ -77,7 +77,7 @@ def state_of(folder: Path) -> dict[str, dict]:
     """How each notebook of a run ended (status, reason, cell, records_before), by name; empty outside a run."""
     path = Path(folder) / STATE
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["notebooks"]) if path.exists() else {}
+        return dict(from_json(path.read_text(encoding="utf-8"))["notebooks"]) if path.exists() else {}
     except (ValueError, TypeError, KeyError) as error:
         raise ReportError(f"{path} is not the state of a run ({error}): start a new one in another folder") from None
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kit.errors import ReportError
 from kit.lab.claims.table import VERDICTS
-from kit.units import finite
+from kit.units import finite, from_json
 
 SCHEMA_VERSION = 2
 WARNED = "warned"  # a gate of a notebook that did not hold; its reason says which
@@ -83,7 +83,7 @@ def read(paths: Iterable[Path]) -> list[Record]:
     for path in paths:
         for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
             try:
-                row = json.loads(line)
+                row = from_json(line)
                 records.append(Record(**{key: value for key, value in row.items() if key in known}))
             except (ValueError, TypeError, AttributeError) as error:
                 raise ReportError(f"{path}, line {number}: not a record ({error})") from None

@@ -1,6 +1,5 @@
 """A llama-bench binary of any build (llama.cpp's, ik_llama.cpp's), by its JSON output."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from kit.errors import EngineError
 from kit.lab.engines.base import Cpu, EngineFacts, Pass
 from kit.lab.engines.options import count_of
 from kit.lab.engines.table import EngineKind
+from kit.units import from_json
 
 _OURS = {  # options that kit gives, as llama-bench has them -> how the user says the same
     **dict.fromkeys(("-m", "--model", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"), "the FILE of the command"),
@@ -91,7 +91,7 @@ class LlamaBench:
     def _read(self, done: subprocess.CompletedProcess, sizes: dict[str, int]) -> dict:
         """The only row of its JSON; EngineError where there is none, or more, or it is of another test."""
         try:
-            rows = json.loads(done.stdout)
+            rows = from_json(done.stdout)
             wrong = [row for row in rows if not row["samples_ns"] or min(row["samples_ns"]) <= 0]
             other = [name for row in rows for name, size in sizes.items() if row.get(name, 0) != size]
         except (ValueError, TypeError, KeyError, AttributeError):

@@ -4,9 +4,10 @@ Only tokens that were received count. An error, an empty answer, a cached one or
 report 001 of the Woolly project divided tokens that it asked for by the time of an error, and printed 1,100 per second.
 """
 
-import json
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from kit.units import from_json
 
 BURST = 0.05  # of a request's time: pieces that all come within less came at once, and their distances are no times of tokens
 
@@ -96,6 +97,6 @@ class Received:
 def tokens_of(body: bytes) -> int:
     """The tokens that an answer of JSON lists; 0 when there is no list of tokens in it."""
     try:
-        return len(json.loads(body)["tokens"])
+        return len(from_json(body)["tokens"])
     except (ValueError, KeyError, TypeError):
         return 0

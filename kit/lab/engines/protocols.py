@@ -1,10 +1,10 @@
 """How each kind of server is asked for tokens, and how its stream is read: one row a kind."""
 
-import json
 from collections.abc import Callable
 from typing import NamedTuple
 
 from kit.lab.engines.meter import Report
+from kit.units import from_json
 
 
 class Asked(NamedTuple):
@@ -115,5 +115,5 @@ def event_of(line: str) -> dict | None:
     text = line.removeprefix("data:").strip()
     if not text or text == "[DONE]" or text.startswith((":", "event:", "id:", "retry:")):
         return None
-    event = json.loads(text)
+    event = from_json(text)
     return event if isinstance(event, dict) else None

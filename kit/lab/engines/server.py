@@ -4,7 +4,6 @@ Requests go to that URL and nowhere else: no redirect is followed and no proxy o
 environment (KIT_SERVER_KEY), goes to that host alone, and is written nowhere.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from kit.errors import ServerError
 from kit.gguf.foreign import hub_name
 from kit.lab.engines.meter import Received, Report
 from kit.lab.engines.protocols import PROTOCOLS, Asked, Protocol, event_of
+from kit.units import from_json
 
 KEY = "KIT_SERVER_KEY"
 _CONNECT, _ANSWER = 5.0, 300.0  # seconds to wait for a connection, and for the next piece of an answer
@@ -222,7 +222,7 @@ def _lines(answer: httpx.Response) -> Iterator[tuple[float, bytes]]:
 def _told(body: bytes) -> str:
     """The message of an error's body, in one line."""
     try:
-        said = json.loads(body)
+        said = from_json(body)
         told = said.get("error", said) if isinstance(said, dict) else said
         return " ".join(str(told.get("message", told) if isinstance(told, dict) else told).split())[:300]
     except ValueError:

@@ -4,7 +4,6 @@ The file with the most bits per weight is the exact one, if none is named. Each 
 round activations to sixteen and to eight bits.
 """
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -31,7 +30,7 @@ from kit.lab.predicting import divergence, quality
 from kit.lab.predicting.losses import format_kl
 from kit.lab.predicting.ways import BY_QUANTS
 from kit.lab.progress import say
-from kit.units import format_bytes, format_rate
+from kit.units import format_bytes, format_rate, from_json
 
 _MARKS = [(mark, color) for mark in "os^v" for color in (figures.BLUE, figures.ORANGE, figures.GREEN)]
 WAYS = {row.short: row for row in OURS.values()}
@@ -148,7 +147,7 @@ def _by_the_run(table: pd.DataFrame, lab, machine: str) -> pd.DataFrame:
 def read(path: Path) -> pd.DataFrame:
     """The table that `kit quants --json` printed to a file; ModelError where it is something else."""
     try:
-        table = pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))["rows"]).set_index("file")
+        table = pd.DataFrame(from_json(path.read_text(encoding="utf-8"))["rows"]).set_index("file")
         return table[COLUMNS + [name for name in KEY if name in table]].reindex(columns=[*COLUMNS, *KEY], fill_value="")
     except (ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path}: is not what `kit quants --json` prints ({error}); write it again") from None

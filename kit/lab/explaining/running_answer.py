@@ -1,6 +1,5 @@
 """kit explain of a running server as a command: what is printed, compared with an earlier answer, and tried."""
 
-import json
 import shlex
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from kit.lab.explaining.running import NEAR, Running
 from kit.lab.measuring.minutes import as_fast
 from kit.lab.measuring.state import BUSY
 from kit.system.files import check_writable, read_bytes
-from kit.units import format_seconds, to_json
+from kit.units import format_seconds, from_json, to_json
 
 _BUDGET, _ANY = 45.0, 10_000.0  # seconds for what comes after the first answer; of a budget that waits for everything
 _ROUNDS = 4  # of before and after, in turn
@@ -101,9 +100,9 @@ def of_engine(
 
 def _read(path: str) -> dict:
     try:
-        said = json.loads(read_bytes(path, ServerError))
+        said = from_json(read_bytes(path, ServerError))
         return {"decode": said["decode"], "engine": said["engine"]} | said
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise ServerError(f"{path}: not an answer of `kit explain URL --json`: make one before the change") from None
 
 

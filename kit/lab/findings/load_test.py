@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from kit.lab.engines import meter
+from kit.units import from_json
 
 Route = Callable[["Server", int], object]  # the server, asked tokens -> what is sent as JSON; None: an empty body
 MODELS, INFERENCE = "/api/v1/models", "/api/v1/inference"
@@ -45,7 +46,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["max_tokens"]
+        asked = from_json(self.rfile.read(int(self.headers["Content-Length"])))["max_tokens"]
         status, data = self.server.answer(self.path, asked)
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))

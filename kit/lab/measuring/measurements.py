@@ -33,7 +33,7 @@ from kit.lab.measuring.machine import machine_id
 from kit.lab.measuring.measure import interval_of
 from kit.lab.measuring.state import BUSY, NEAR
 from kit.system.paths import measurements_folder
-from kit.units import format_quantity
+from kit.units import format_quantity, from_json
 
 NAME = "measurements.ndjson"  # not .jsonl, which are the records of notebooks
 PEERS = "peers.json"
@@ -132,12 +132,12 @@ class Readings:
         """A Reading of each line, None for one that is none: line by line, so that one bad byte costs one line."""
         data = b""
         with suppress(OSError):
-            data = self.path.read_bytes()
+            data = self.path.read_bytes() if self.path.is_file() else b""  # a pipe has no end
         for line in data.split(b"\n"):
             if line.strip():
                 try:
                     yield _read(line)
-                except (ValueError, RecursionError):
+                except ValueError:
                     yield None
 
     def add(self, reading: Reading) -> Reading:
@@ -145,6 +145,8 @@ class Readings:
         tore."""
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists() and not self.path.is_file():
+                return reading
             with self.path.open("a+b", buffering=0) as out:
                 size = out.seek(0, os.SEEK_END)
                 out.seek(max(0, size - 1))
@@ -249,7 +251,7 @@ def said(earlier: Reading, later: Reading) -> str:
 def _read(line: bytes) -> Reading:
     """The Reading of a line, whose numbers can be what it says; ValueError otherwise. This machine and this moment, which a new
     one has, are not taken for what a line does not say."""
-    told = json.loads(line.decode("utf-8"))
+    told = from_json(line.decode("utf-8"))
     row = sound.row_of(Reading, {"machine": None, "at": None} | told if isinstance(told, dict) else told)
     datetime.fromisoformat(row.at)
     if not row.samples or row.others < 0 or _impossible(row):

@@ -1,12 +1,13 @@
 """Rows that come back from a file, checked field by field: what a program reads may be torn, edited, or of another version."""
 
-import json
 import sys
 import types
 import typing
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
+
+from kit.units import from_json
 
 
 def row_of(cls: type, row: object):
@@ -26,8 +27,8 @@ def row_of(cls: type, row: object):
 def read_json(path: Path) -> object:
     """What a JSON file holds; None where it is missing, torn, or no JSON."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # ValueError: no UTF-8, too
+        return from_json(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
 
 

@@ -18,6 +18,7 @@ from kit.gguf.names import key_of
 from kit.gguf.sources import model_name, refuse_misspelled
 from kit.lab.predicting.route_text import count, lines_of, numbers, possible, shown, sizes
 from kit.system.paths import data_file
+from kit.units import from_json
 
 CAPTURES = {  # name -> SHA-256 of data/routes/<name>.csv.gz; data/routes/NOTICE.md says where they come from
     "gptoss": "10e4f94527fcf1d1254cfc73a53c0239462864a0e3ff65c90f2a9d78bf73ade7",
@@ -211,7 +212,7 @@ def _json_lines(path, lines) -> Routes:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = from_json(line)
             before, head = head, {} if head is None else head
             if before is None and isinstance(row, dict) and "layer" not in row:
                 head = row
@@ -220,7 +221,7 @@ def _json_lines(path, lines) -> Routes:
             where = [index(row["token"])] * len(ids), [index(row["layer"])] * len(ids)
             if not possible(index(row["layer"]), index(row["token"]), *ids):
                 raise ValueError
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError):
             raise TraceError(f'{path}: line {number}: expected {{"layer": 0, "token": 0, "ids": [1, 2]}}') from None
         for column, cells in zip((token, layer, expert), (*where, ids), strict=True):
             column += cells

@@ -19,7 +19,7 @@ from kit.lab.explaining.causes import DECODE
 from kit.lab.measuring.state import BUSY
 from kit.lab.tables import markdown
 from kit.system.files import replacing
-from kit.units import format_rate, printable
+from kit.units import format_rate, from_json, printable
 
 NAME = "gallery.md"
 _HEAD = """# Machines
@@ -47,7 +47,7 @@ def rows(folder: Path) -> list[dict]:
 
 def _rows(path: Path) -> list[dict]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = from_json(path.read_text(encoding="utf-8"))
         machine, made = data["machine"], []
         table = iter([row for row in data.get("answer", {}).get("table", []) if row["kind"] != "limit"])  # one of each engine
         for record in data.get("engines") or [data]:
@@ -93,7 +93,7 @@ def _file(data: dict) -> str:
 def add(folder: Path, path: Path) -> Path:
     """Copy a file into the folder of its machine; of every path in it the last name stays. ReportError as of ``rows``."""
     _rows(path)
-    data = _short(json.loads(path.read_text(encoding="utf-8")))
+    data = _short(from_json(path.read_text(encoding="utf-8")))
     engines = [record["engine"]["name"] for record in data.get("engines") or [data]]
     name = re.sub(r"[^\w.-]+", "-", "-".join([_file(data).removesuffix(".gguf"), *dict.fromkeys(engines)]))
     into = folder / data["machine"]["id"] / "engines" / f"{name}.json"

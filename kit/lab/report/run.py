@@ -20,6 +20,7 @@ from kit.lab.claims.gates import NOISE
 from kit.lab.measuring import limits, machine, measurements, sound
 from kit.lab.report.runner import Outcome
 from kit.system.files import sole_writer, write_whole
+from kit.units import from_json
 
 OF_RUN = (machine.ENVIRONMENT, measurements.PEERS, measurements.NAME)  # measured once, for all notebooks
 
@@ -117,7 +118,7 @@ def load(folder: Path) -> Run:
     """The run in ``folder``; ReportError when there is none or its state cannot be read."""
     path = Path(folder) / STATE
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = from_json(path.read_text(encoding="utf-8"))
         del state["schema_version"]
         request = state.pop("request")
         state["request"] = sound.row_of(Request, request)  # a run from before there was a device has none
@@ -182,7 +183,7 @@ def read_notebook(path: Path):
     """The notebook at ``path`` (nbformat 4); ReportError when it is none."""
     try:
         return nbformat.read(path, as_version=4)
-    except (ValueError, nbformat.ValidationError, AttributeError) as error:
+    except (ValueError, nbformat.ValidationError, AttributeError, RecursionError) as error:
         raise ReportError(f"{path}: not a notebook ({str(error).splitlines()[0]})") from None
 
 

@@ -25,6 +25,7 @@ from kit.lab.report.sweep.spec import Cell
 from kit.lab.synthetic.write import cached_model
 from kit.system.files import helps, sole_writer
 from kit.system.paths import models_folder
+from kit.units import from_json
 
 STATE = "cell.json"  # in the folder of a cell; put there last, so a cell that has one is whole
 _environment: dict[str, bytes] = {}  # this machine as measured for this process's first cell: its environment.json
@@ -166,10 +167,10 @@ def kinds(client: Client) -> list[str]:
 def cell_state(out: Path, cell: Cell) -> dict | None:
     """What cell.json says of a cell that ran, None when it did not."""
     try:
-        state = json.loads((out / cell.name / STATE).read_text(encoding="utf-8"))
+        state = from_json((out / cell.name / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return state if state.get("key") == cell.key else None
+    return state if isinstance(state, dict) and state.get("key") == cell.key else None
 
 
 def pending_cells(out: Path, cells: list[Cell]) -> list[Cell]:
