@@ -428,12 +428,20 @@ def test_the_process_behind_the_port_its_file_and_its_flags(server, smollm2):
 
 
 def test_another_host_is_measured_from_outside_only(server, monkeypatch):
-    monkeypatch.setattr("kit.lab.engines.server._LOCAL", ())
+    monkeypatch.setattr(ServerClient, "local", False)
     monkeypatch.setattr("kit.lab.explaining.running._FIRST", 0.0)
     with Running(server.url, gbps=lambda: 20.0) as running:
         assert len(running.windows) == 1, "a slow server's first answer does not wait for three"
         assert running.file is None and "measured from outside only" in running.owner.missing[0]
         assert running.windows[0].seconds > 0 and {cause.name for cause in running.decode} <= {"overhead", "unexplained"}
+
+
+def test_an_address_of_this_machine_is_this_machine(monkeypatch):
+    row = SimpleNamespace(address="192.0.2.7"), SimpleNamespace(address="fe80::1%eth0")
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"eth0": row})
+    client = ServerClient.__new__(ServerClient)
+    for client.host, here in (("192.0.2.7", True), ("fe80::1", True), (socket.gethostname(), True), ("192.0.2.8", False)):
+        assert client.local == here
 
 
 def test_tokens_are_counted_by_the_files_own_tokenizer(server, smollm2):
@@ -583,7 +591,7 @@ def test_a_server_has_a_picture_where_its_file_is_known(server, tmp_path, monkey
     drawn = out.read_text(encoding="utf-8")
     assert server.url in drawn and "memory reads at 20 GB/s" in drawn
     assert "end the name with" in refused(server.url, "--figure", tmp_path / "roof.txt")
-    monkeypatch.setattr("kit.lab.engines.server._LOCAL", ())
+    monkeypatch.setattr(ServerClient, "local", False)
     assert "without the file there is no roof" in refused(server.url, "--figure", out)
 
 

@@ -5,12 +5,14 @@ environment (KIT_SERVER_KEY), goes to that host alone, and is written nowhere.
 """
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
+import psutil
 
 from kit.errors import ServerError
 from kit.gguf.foreign import hub_name
@@ -82,8 +84,9 @@ class ServerClient:
 
     @property
     def local(self) -> bool:
-        """Whether it runs on this machine, as far as its name tells."""
-        return self.host in _LOCAL
+        """Whether it runs on this machine, as far as its name tells: an address of its own network is this machine too."""
+        own = (each.address.partition("%")[0] for rows in psutil.net_if_addrs().values() for each in rows)
+        return self.host in {*_LOCAL, socket.gethostname(), *own}
 
     @property
     def name(self) -> str:

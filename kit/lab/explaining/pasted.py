@@ -12,7 +12,7 @@ from kit.units import format_bytes, format_rate, format_seconds
 CAUSES = {  # name of a cause in JSON -> in words
     "memory": "reading the weights from memory", "disk": "reading from disk", "threads": "threads that wait for each other",
     "quota": "a CPU quota", "busy": "other processes", "depth": "a long context", "load": "loading the model",
-    "pages": "small pages", "swap": "swap", "reprocess": "computing the prompt again", "overhead": "between server and client",
+    "pages": "small pages", "swap": "swap", "reprocess": "computing the prompt again", "overhead": "the way from the server",
     "unexplained": "not explained",
 }  # fmt: skip
 
