@@ -89,7 +89,7 @@ def read_again(data: np.ndarray, handle, slowest: float = 0.0) -> tuple[int, str
                 break
             done += len(piece) * (attempt == 0)
             if len(piece) == size and size / (time.perf_counter() - began) < slowest:
-                return done, f"the disk reads less than {slowest / 1e9} GB/s"
+                return done, f"slower than {slowest / 1e9} GB/s, so the rest stays as it is"
         gained -= len(piece) == size and not large
         if gained < -LOST:
             break
