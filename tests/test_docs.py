@@ -41,6 +41,7 @@ from kit.lab.explaining.answer_table import Row
 from kit.lab.findings import reported
 from kit.lab.measuring import machine
 from kit.lab.predicting.remembered import contexts
+from kit.lab.profiles import PROFILES
 from kit.lab.synthetic.write import synthesize
 from kit.model import architectures, layers
 from kit.system.paths import ROOT
@@ -448,6 +449,16 @@ def test_readme_is_short_and_names_no_commit():
     longest = _pages.SHORT + len(("command", "blank", "...", "blank", "machine"))
     assert text.count("\n") - shown + longest <= 110
     assert not re.search(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7}\b", text)
+
+
+def test_what_a_run_takes_is_one_number_everywhere():
+    """README said 5 GB of disk for quick, and the page on your model 3."""
+    amounts = lambda text: set(re.findall(r"\d+ GB", text))  # noqa: E731
+    costs = {name: amounts(profile.cost) for name, profile in PROFILES.items()}
+    rows = re.findall(r"^\| `(\w+)`[^|]*\|(.*)$", (ROOT / "docs" / "your_model.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {name: amounts(row) for name, row in rows if name in costs} == costs
+    readme = re.search(r"make reproduce .*", (ROOT / "README.md").read_text(encoding="utf-8"))[0]
+    assert amounts(readme) == costs["quick"]
 
 
 def test_one_version_everywhere():
