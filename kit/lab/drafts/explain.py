@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from statistics import fmean
 
 import kit
 from kit.errors import ModelError
@@ -97,10 +98,12 @@ def _passage(name: str, told: Drafting, cost: predicted.Costs) -> dict:
 
 
 def foreseen(cost: predicted.Costs, told: Drafting) -> float | None:
-    """The gain from costs alone, by the tokens that were counted in the passes whose time was taken; None without such."""
+    """The gain from costs alone, by the passes that were timed, each of its own width: a text whose tokens are easy in some
+    places and hard in others gives other numbers than one chance for all. None without such."""
     if not told.timed:
         return None
-    return predicted.from_counts(cost, *map(told.mean, ("tokens", "drafted", "refused", "read")), told.share)
+    spent = fmean(predicted.seconds(cost, each.drafted, each.refused, each.read) for each in told.timed)
+    return predicted.gain(cost, told.mean("tokens"), spent, told.share)
 
 
 def gained(told: Drafting) -> float | None:

@@ -38,17 +38,18 @@ def tokens_per_pass(chance: float, drafted: int) -> float:
 def speed_up(costs: Costs, chance: float, drafted: int, share: float = 1.0) -> float:
     """Tokens per second with a draft over those without. ``share``: of passes for which there is a draft."""
     tokens, whole = tokens_per_pass(chance, drafted), chance**drafted
-    return from_counts(costs, tokens, drafted, 1 - whole, tokens if costs.again else 1 + whole, share)
+    read = tokens if costs.again else 1 + whole
+    return gain(costs, tokens, seconds(costs, drafted, 1 - whole, read), share)
 
 
-def from_counts(costs: Costs, tokens: float, drafted: float, refused: float, read: float, share: float = 1.0) -> float:
-    """The same where the ``tokens`` of a pass were counted, of a draft of so many ``drafted`` ones (a mean), the share of
-    passes that ``refused`` one, and the tokens that the drafter ``read`` for a draft: a text whose tokens are easy in some
-    places and hard in others gives other numbers than one chance for all."""
-    few = int(drafted)
-    more = costs.verify[min(few + 1, costs.most)] - costs.verify[few]
+def seconds(costs: Costs, drafted: int, refused: float, read: float) -> float:
+    """Of a pass over a draft of so many tokens, of which one is ``refused`` that often and before which ``read`` are read."""
     drafting = costs.catch_up + (read - 1) * costs.read + drafted * costs.draft
-    spent = drafting + costs.verify[few] + (drafted - few) * more + costs.back * refused
+    return drafting + costs.verify[drafted] + costs.back * refused
+
+
+def gain(costs: Costs, tokens: float, spent: float, share: float = 1.0) -> float:
+    """Tokens per second over those without a draft, where a pass over one gives so many ``tokens`` in ``spent`` seconds."""
     gained = share * tokens + 1 - share
     return gained * costs.plain / (share * spent + (1 - share) * costs.plain)
 
