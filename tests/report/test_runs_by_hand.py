@@ -1,0 +1,311 @@
+"""Runs, their plans and what their pages say, by hand: no notebook runs."""
+
+import os
+from contextlib import nullcontext
+from dataclasses import replace
+
+import nbformat
+import pytest
+from invented import MACHINE
+from nbformat import v4
+
+from kit.errors import ReportError
+from kit.lab.claims import records
+from kit.lab.claims.records import Record
+from kit.lab.measuring import machine
+from kit.lab.report import html, index, merge, planning
+from kit.lab.report import run as runs
+from kit.lab.report.planning import Job
+from kit.lab.report.runner import Outcome
+
+
+@pytest.fixture(autouse=True)
+def invented(monkeypatch):
+    monkeypatch.setattr(machine, "machine_id", lambda: "m")
+    monkeypatch.setattr(machine, "git_commit", lambda: "c")
+
+
+def ended(status="ok", digest="d", seconds=2.0, **more):
+    return runs.NotebookOutcome(status, "", 3, seconds, [], "", digest, **more)
+
+
+def run_in(folder, *names, **notebooks):
+    """A run in a new folder, with a notebook's file of each name."""
+    run = runs.start(folder, runs.Request("quick"))
+    run.notebooks = {name.replace("n", ""): row for name, row in notebooks.items()} | {name: ended() for name in names}
+    run.planned = sorted(run.notebooks)
+    for name in run.notebooks:
+        (folder / f"{name}.ipynb").write_text("{}")
+    run.save()
+    return run
+
+
+def jobs(*names, digest="d"):
+    return [Job(name, None, {}, 7, digest) for name in names]
+
+
+def read(cell=None, **state):
+    return Record(quantity="q", unit="s", samples=[1.0], state=state)
+
+
+def test_memory_varied_where_the_fastest_probe_is_1_25_times_the_slowest(tmp_path):
+    run = run_in(tmp_path / "a", "07_memory_frontier")
+    of = lambda *speeds: html.made(run, "07_memory_frontier", [read(read_gbps=each) for each in speeds])["varied"]  # noqa: E731
+    assert [of(), of(20.0), of(20.0, 24.9), of(20.0, 25.0), of(20.0, 22.0, 40.0)] == [None, None, None, 1.25, 2.0]
+    made = html.made(run, "07_memory_frontier", [read(), read(busy="others"), read(busy="more", read_gbps=0)])
+    assert (made["varied"], made["busy"]) == (None, "others") and made["reports"] == {} and made["facts"] == []
+
+
+def cell(kind="code", level=0, tags=(), shows=(), **more):
+    headings = [(level, f"h{level}", "Title")] if level else []
+    outputs = [{"kind": kind, "body": body} for kind, body in shows]
+    return {
+        "kind": kind,
+        "headings": headings,
+        "tags": tags,
+        "outputs": outputs,
+        "body": "<h2>Title</h2><p>Question. Why?</p>",
+    } | more
+
+
+def test_a_part_of_a_page_begins_at_a_heading_of_the_second_level():
+    bold = ("html", "<p>So <strong>**2 of 3.</strong></p>")
+    page = [
+        cell("markdown", 1),
+        cell("markdown", 2),
+        cell(),
+        cell("markdown", 3),
+        cell("markdown", 2, more=True),
+        cell(shows=[bold]),
+    ]
+    parts = html.sections(page)
+    assert [len(part["cells"]) for part in parts] == [1, 3, 2] and [part["id"] for part in parts] == ["", "", "h2"]
+    assert (
+        parts[2]["title"] == "Title" and "<h2>" not in parts[2]["cells"][0]["body"] and "<h2>" in parts[1]["cells"][0]["body"]
+    )
+    assert html.sections([]) == []
+
+
+def test_what_an_answer_says():
+    shown = [cell("markdown", 1), cell(tags=["answer"], shows=[("html", "<p><strong>No.</strong> It is 3.</p>")])]
+    assert html.summary(shown[:1]) == "Why?" and html.summary([]) == "" and html.summary([cell()]) == ""
+    drawn = cell(drawn=True, shows=[("html", "x"), ("image", "y"), ("image", "z")])
+    assert html.picture([cell(shows=[("image", "w")]), drawn])["body"] == "y" and html.picture([cell()]) is None
+    assert "It is 3." in html.summary(shown)
+
+
+def test_the_title_of_a_run_is_what_ran_on_what(tmp_path):
+    run = run_in(tmp_path / "a")
+    named = lambda model: index.title(replace(run, request=replace(run.request, model=model)))  # noqa: E731
+    assert named("") == "Generated models (quick)" and named("hf://a/b/c-q4.gguf") == "c-q4" and named("models/x/") == "x"
+    machine.keep(run.folder, MACHINE)
+    assert named("c.gguf") == "c on cpu" and html.environment(run.folder)["read_gbps"] == 20.0
+    rows = [replace(read(busy="b"), notebook="07"), replace(read(), notebook="08"), replace(read(busy="b"), notebook="07")]
+    assert index.busy(rows) == ["07"]
+
+
+def test_a_notebook_runs_again_that_failed_changed_is_gone_or_reads_one_that_does(tmp_path):
+    asked = jobs("00_a", "07_b", "08_c", "09_d")
+    of = lambda folder, **rows: [job.name for job in planning.pending(run_in(folder, **rows), asked)]  # noqa: E731
+    well = {"n00_a": ended(), "n07_b": ended(), "n08_c": ended(), "n09_d": ended()}
+    assert of(tmp_path / "a", **well) == []
+    assert of(tmp_path / "b", **well | {"n00_a": ended(digest="old")}) == ["00_a", "08_c"], "08 reads all"
+    assert of(tmp_path / "c", **well | {"n07_b": ended("failed")}) == ["07_b", "08_c", "09_d"], "09 reads 07"
+    run = run_in(tmp_path / "d", **well)
+    (run.folder / "09_d.ipynb").unlink()
+    assert [job.name for job in planning.pending(run, asked)] == ["08_c", "09_d"]
+
+
+def test_pages_by_a_lower_limit_are_outdated_and_those_of_this_run_drawn_again(tmp_path):
+    run = run_in(tmp_path / "a")
+    run.notebooks = {
+        "low": ended(read_gbps=10.0, write_gbps=10.0), "same": ended(read_gbps=19.9, write_gbps=9.9), "none": ended(),
+        "write": ended(read_gbps=20.0, write_gbps=5.0), "kept": ended(read_gbps=10.0, kept="another"),
+    }  # fmt: skip
+    assert run.limits == {} and run.outdated == set()
+    machine.keep(run.folder, MACHINE)
+    assert run.limits == {"read_gbps": 20.0, "write_gbps": 10.0}
+    assert run.outdated == {"low", "write", "kept"} and run.again == {"low", "write"}
+    run.notebooks = {"at": ended(read_gbps=20.0 / 1.02)}
+    assert run.outdated == set(), "what rounding explains"
+
+
+def test_expected_seconds_are_those_of_the_newest_run_that_has_all(tmp_path):
+    old, new = run_in(tmp_path / "a", "00_a", "01_b"), run_in(tmp_path / "b", **{"n00_a": ended(seconds=9.0)})
+    first = run_in(tmp_path / "c")
+    for seconds, run in ((1, first), (2, old), (3, new)):
+        os.utime(run.folder / runs.STATE, (seconds, seconds))
+    assert planning.expected("quick", jobs("00_a"), tmp_path) == [9.0]
+    assert planning.expected("quick", jobs("00_a", "01_b"), tmp_path) == [2.0, 2.0]
+    assert planning.expected("full", jobs("00_a"), tmp_path) == [7.0]
+    assert runs.latest(tmp_path) == new.folder and [run.folder for run in runs.newest(tmp_path)] == [
+        new.folder,
+        old.folder,
+        first.folder,
+    ]
+    with pytest.raises(ReportError, match="nothing to resume"):
+        runs.latest(tmp_path / "none")
+
+
+def test_a_new_run_takes_what_the_newest_of_its_request_has(tmp_path):
+    earlier = run_in(tmp_path / "a", "00_a", "07_b", "09_d")
+    (earlier.folder / "00_a.png").write_bytes(b"x")
+    run = run_in(tmp_path / "b")
+    planning.reuse(run, jobs("00_a", "07_b", "09_d") + jobs("01_new"))
+    assert {*run.notebooks} == {*run.planned} == {"00_a", "07_b", "09_d"} and (run.folder / "00_a.png").exists()
+    assert {row.kept for row in run.notebooks.values()} == {"a"}
+    third = run_in(tmp_path / "c")
+    planning.reuse(third, jobs("00_a", "07_b", "09_d"))
+    assert {row.kept for row in third.notebooks.values()} == {"a"}, "of the run that measured it"
+    for other in ({"machine_id": "n"}, {"request": runs.Request("full")}):
+        fresh = replace(run_in(tmp_path / f"d{len(other)}{next(iter(other))}"), **other)
+        planning.reuse(fresh, jobs("00_a"))
+        assert fresh.notebooks == {}
+
+
+def test_a_run_is_resumed_as_it_was_asked_on_its_machine(tmp_path, monkeypatch):
+    run = run_in(tmp_path / "a")
+    assert runs.resume(run.folder, profile="quick", only=("07",)).request.only == ("07",)
+    assert runs.resume(run.folder).request == run.request
+    for asked, told in (
+        ({"profile": "full"}, "--profile 'quick', not 'full'"),
+        ({"texts": ("a=1",)}, "-p"),
+        ({"model": "x"}, "--model"),
+    ):
+        with pytest.raises(ReportError, match=told):
+            runs.resume(run.folder, **asked)
+    with pytest.raises(ReportError, match="already has a run"):
+        runs.start(run.folder, run.request)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".hidden").write_text("")
+    runs.start(tmp_path / "other", run.request)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("")
+    with pytest.raises(ReportError, match=r"other files \(x\)"):
+        runs.start(tmp_path / "full", run.request)
+    monkeypatch.setattr(machine, "machine_id", lambda: "n")
+    with pytest.raises(ReportError, match=r"another machine \(m, this is n\)"):
+        runs.resume(run.folder)
+
+
+def test_headings_stand_above_each_cell_and_twice_above_the_parameters():
+    made = [v4.new_code_cell("x"), v4.new_markdown_cell("# One\ntext"), v4.new_code_cell("# no heading"),
+            v4.new_code_cell("y", metadata={"tags": ["parameters"]}), v4.new_markdown_cell("text\n## Two")]  # fmt: skip
+    assert [*planning._headings(made)] == ["", "One", "One", "One", "One", "Two"]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_machines(tmp_path):
+    one = run_in(tmp_path / "a" / "quick")
+    assert merge.runs_in(one.folder) == [one.folder] == merge.runs_in(tmp_path / "a")
+    with pytest.raises(ReportError, match="has no run"):
+        merge.runs_in(tmp_path)
+    other = run_in(tmp_path / "b" / "quick")
+    with pytest.raises(ReportError, match="two runs are named quick-m"):
+        merge.merge([one.folder, other.folder], tmp_path / "out")
+    other.machine_id = "n"
+    other.save()
+    done = merge.merge([one.folder, other.folder, tmp_path / "a"], tmp_path / "out")
+    assert done == tmp_path / "out" / "index.html" and {path.name for path in merge.runs_in(tmp_path / "out")} == {
+        "quick-m",
+        "quick-n",
+    }
+    with pytest.raises(ReportError, match="is not empty"):
+        merge.merge([one.folder], tmp_path / "out")
+
+
+def test_a_card_of_a_page_that_did_not_run_has_its_name(tmp_path):
+    run = run_in(tmp_path / "a", "07_b")
+    assert index.card(run, "09_d", []) == {
+        "name": "09_d",
+        "title": "09_d",
+        "summary": "",
+        "status": "not run",
+        "kept": "",
+        "thumbnail": None,
+    }
+    shown = index.card(run, "07_b", [cell("markdown", 1), cell(drawn=True, shows=[("image", "full")])])
+    assert (shown["title"], shown["status"], shown["thumbnail"]) == ("Title", "ok", "full")
+    (run.folder / "07_b.png").write_bytes(b"small")
+    assert index.card(run, "07_b", [])["thumbnail"].startswith("data:image/png")
+
+
+def test_a_page_that_fails_alone_says_where(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "plan", lambda request, folder: jobs("07_b"))
+    monkeypatch.setattr(
+        planning, "perform", lambda run, asked: run.notebooks.update({"07_b": replace(ended("failed"), reason="why")})
+    )
+    monkeypatch.setattr(html, "write", lambda run, name: run.folder / f"{name}.html")
+    monkeypatch.setattr(index, "write", lambda run: None)
+    with pytest.raises(ReportError, match="07_b failed in cell 3: why"):
+        index.one_page(tmp_path / "a", runs.Request("quick"))
+    monkeypatch.setattr(planning, "perform", lambda run, asked: run.notebooks.update({"07_b": ended()}))
+    assert index.one_page(tmp_path / "b", runs.Request("quick")) == tmp_path / "b" / "07_b.html"
+
+
+def notebook(path, *sources):
+    made = [v4.new_code_cell(source, metadata={"tags": ["parameters"] * (not number)}) for number, source in enumerate(sources)]
+    with path.open("w") as out:
+        nbformat.write(v4.new_notebook(cells=made), out)
+
+
+def test_a_plan_gives_each_notebook_its_parameters_and_reads_the_claims_last(tmp_path):
+    notebook(tmp_path / "09_d.ipynb", 'seed: int = 0  # of all\nprofile: str = ""  # which\n', "print(1)")
+    notebook(tmp_path / "08_c.ipynb", "other: int = 0  # of it\n")
+    asked = planning.plan(runs.Request("quick", texts=("seed=7",)), tmp_path)
+    assert [(job.name, job.parameters, job.cells) for job in asked] == [
+        ("09_d", {"profile": "quick", "seed": 7}, 3),
+        ("08_c", {}, 1),
+    ]
+    assert asked[0].source == tmp_path / "09_d.ipynb"
+    again = planning.plan(runs.Request("quick", texts=("seed=8",)), tmp_path)
+    assert [one.digest == other.digest for one, other in zip(asked, again, strict=True)] == [False, True]
+    with pytest.raises(ReportError, match="-p profile=full: use --profile"):
+        planning.plan(runs.Request("quick", texts=("profile=full",)), tmp_path)
+    (tmp_path / "08_c.ipynb").write_text("{}")
+    with pytest.raises(ReportError, match=r"08_c\.ipynb: not a notebook"):
+        planning.plan(runs.Request("quick"), tmp_path)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_what_a_notebook_ends_with_is_kept_with_the_limits_that_it_began_by(tmp_path, monkeypatch, measured):
+    run, given = run_in(tmp_path / "a", "07_b"), []
+    (run.folder / "07_b.html").write_text("old")
+    if measured:
+        machine.keep(run.folder, MACHINE)
+
+    def execute(source, target, parameters, timeout, cell, on_second, kept, draws):
+        given.append((target, kept, (run.folder / "07_b.html").exists(), "07_b" in run.notebooks))
+        machine.keep(run.folder, replace(MACHINE, read_gbps=30.0))
+        cell(1)
+        return Outcome("failed", "why", 2, 1.0, [])
+
+    monkeypatch.setattr(planning, "execute", execute)
+    planning.perform(run, jobs("07_b", digest="e"), taken=tmp_path / "taken")
+    assert given == [(run.folder / "07_b.ipynb", tmp_path / "taken" / "07_b", False, False)]
+    row = runs.load(run.folder).notebooks["07_b"]
+    assert (row.status, row.digest, row.read_gbps) == ("failed", "e", 20.0 if measured else 30.0)
+    assert [(each.status, each.reason) for each, _ in run.records_of("07_b")] == [("failed", "cell 2: why")]
+    monkeypatch.setattr(planning, "execute", lambda *_: Outcome("ok", "", 2, 1.0, []))
+    planning.perform(run, jobs("07_b"))
+    assert run.records_of("07_b") == [] and run.failed == {}
+
+
+def test_a_page_of_claims_needs_no_model_that_runs(monkeypatch):
+    monkeypatch.setattr(planning.remote, "opened", lambda model: nullcontext(model))
+    for name in ("check_blocks", "check_language_model"):
+        monkeypatch.setattr(planning, name, lambda file: None)
+    monkeypatch.setattr(planning, "read_config", lambda file: pytest.fail("it runs none"))
+    planning.check_model("m", jobs("08_c", "09_d"))
+    planning.check_model("", jobs("07_b"))
+    monkeypatch.setattr(planning, "read_config", lambda file: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        planning.check_model("m", jobs("08_c", "07_b"))
+
+
+def test_what_was_busy_and_what_shows_it_is_not_taken_from_an_earlier_run(tmp_path):
+    earlier = run_in(tmp_path / "a", "00_a", "07_b", "09_d")
+    for name, state in (("00_a", {"busy": ""}), ("07_b", {"busy": "others used 2 cores"})):
+        records.append(earlier.folder / f"{name}.jsonl", replace(read(**state), notebook=name))
+    run = run_in(tmp_path / "b")
+    planning.reuse(run, jobs("00_a", "07_b", "09_d"))
+    assert run.busy_before == ["07_b"] and {*run.notebooks} == {"00_a"}
