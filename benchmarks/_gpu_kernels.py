@@ -54,9 +54,9 @@ class Case:
         return {"memory": (self.read + self.written) / rate / 1e9, "issue": self.instructions(compiled) / issue}
 
 
-def dequantizer(qtype: str, dtype: str, weights: int = 2**28) -> Case:
-    """The dequantizer of one format, over ``weights`` weights."""
-    format = FORMATS[qtype]
+def dequantizer(qtype: str, dtype: str) -> Case:
+    """The dequantizer of one format, over 2^28 weights."""
+    format, weights = FORMATS[qtype], 1 << 28
     at_once = WEIGHTS_A_PROGRAM // format.block_elements
     constants = constants_of(format) | {"BLOCKS": at_once, "BITS": False}
     return Case(
@@ -99,9 +99,9 @@ def packers(columns: int) -> list[Case]:
     return [*made, Case(f"norm of {columns}", *work, 1, 1, norm_kernel, types, block, warps=8)]
 
 
-def tile_decoder(tiles: int, bits: float = 7.2, lanes: int = 128) -> list[Case]:
-    """Both kernels of the tile decoder over ``tiles`` tiles of 64 KiB with ``bits`` bits a value."""
-    values = 1 << 16
+def tile_decoder(tiles: int) -> list[Case]:
+    """Both kernels of the tile decoder over ``tiles`` tiles of 64 KiB with 7.2 bits a value."""
+    values, lanes = 1 << 16, 128
     rans_types = dict.fromkeys(("begin", "end", "coded", "values"), "*i64")
     rans_types |= {"units": "*u16", "slots": "*u32", "residuals": "*u8", "status": "*u32", "room": "i32", "slots_a_tile": "i32"}
     finish_types = {"residuals": "*u8", "sums": "*u32", "out": "*i8"}
@@ -109,7 +109,7 @@ def tile_decoder(tiles: int, bits: float = 7.2, lanes: int = 128) -> list[Case]:
     shape = {"THREADS": 32, "EACH": lanes // 32, "UNIT_BITS": 16, "LOWER": LOWER[16], "TOUCH": False}
     return [
         Case(
-            f"rANS, {tiles} tiles", "tiles", tiles, int(tiles * values * bits / 8), tiles * values, 0, tiles,
+            f"rANS, {tiles} tiles", "tiles", tiles, int(tiles * values * 7.2 / 8), tiles * values, 0, tiles,
             values // lanes - 2, rans_kernel, rans_types, shape, warps=1,
         ),
         Case(

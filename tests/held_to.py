@@ -19,11 +19,11 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks.decode import masked  # noqa: E402
 
-HELD = {  # name -> (tier of the kit's kernels, variables)
-    "AVX2": ("avx2", masked("AVX2")),
+HELD = {  # name -> (tier of the kit's kernels, variables, options of pytest: x86-64 has the plain tier by itself)
+    "AVX2": ("avx2", masked("AVX2"), ["-k", "not plain"]),
     "x86-64": ("plain", masked("AVX2") | {
         "NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2", "ATEN_CPU_CAPABILITY": "default"
-    }),
+    }, []),
 }  # fmt: skip
 TESTS = (  # a few files that meet every kind of product, in quantized blocks, exact and rounded
     "test_family_files.py::test_quantized_exact_and_rounded_to_eight_bits",
@@ -39,13 +39,13 @@ _TIER = "from kit.cpu.simd.tiers import tier; print(tier().value)"
 
 def held_to(name: str, options: list[str]) -> tuple[int, str]:
     """Run the tests: the exit code of pytest, or 1 where the variables do not give the tier, and what is told."""
-    tier, variables = HELD[name]
+    tier, variables, own_options = HELD[name]
     environment, start = os.environ | variables, time.monotonic()
     own = subprocess.run([sys.executable, "-c", _TIER], env=environment, capture_output=True, text=True, cwd=HERE.parent)
     if own.stdout.strip() != tier:
         return 1, f"{name}: the kernels are of tier {own.stdout.strip()!r}, not {tier}: {own.stderr[-500:]}"
     tests = [str(HERE / test) for test in TESTS]
-    command = [sys.executable, "-m", "pytest", "-q", *options, *tests]
+    command = [sys.executable, "-m", "pytest", "-q", *own_options, *options, *tests]
     ran = subprocess.run(command, env=environment, cwd=HERE.parent, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     said = f"{name}: {'passed' if not ran.returncode else 'FAILED'} in {time.monotonic() - start:.0f} s"
     return ran.returncode, ran.stdout + said

@@ -132,7 +132,7 @@ def test_doctor_says_what_to_do(monkeypatch):
 
 def test_doctor_checks_this_machine():
     from kit.cpu import simd
-    from kit.cpu.gemv_codes import strategies
+    from kit.cpu.strategies import strategies
     from kit.lab.measuring import doctor
 
     states = {row.subject: row.state for row in doctor.checks(simd.describe(), strategies())}

@@ -389,5 +389,5 @@ def test_a_fastest_way_that_another_run_may_pass_is_undecided():
     told = expert_ways.fastest({"mapped": 0.5, "LRU": 0.058, "LFU": 0.057})
     assert told == '"LFU" is the fastest, 57.0 ms per token; "LRU" is not clearly slower'
     assert expert_ways.fastest({"mapped": 0.5, "slots past it": 0.05}) == (
-        '"slots past the page cache" is the fastest, 50.0 ms per token'
+        '"slots filled past the page cache" is the fastest, 50.0 ms per token'
     )

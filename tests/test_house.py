@@ -147,13 +147,13 @@ DOORS = {
         attention: attend fits
         buffers: ARENA
         choice: attend_chosen choose
-        gemv_codes: strategies
         history: History
         linear: ACTIVATIONS Activations FEWEST Product in_pieces linear rounds_prompts
         norm: rms_norm
         operations: Recording run
         shapes: Choice LARGEST state_shape
         simd: available describe using
+        strategies: strategies
         simd.vectors: jit
         tasks: beside
         threads: torch_alone

@@ -10,13 +10,12 @@ that share a scale.
 
 from numba import types
 
-from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, WORDS, address, even, minima_by_sums, record_bytes, sums_of_32
+from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, address, even, minima_by_sums, record_bytes, sums_of_32
 from kit.cpu.simd.dots import dots_by_scales, dots_by_steps
 from kit.cpu.simd.isa import dot4, opaque_on_arm
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.pairs import pairs_by_scales, pairs_by_steps
 from kit.cpu.simd.sums import fma, reduce_add4
-from kit.cpu.simd.tiers import tier as current
 from kit.cpu.simd.vectors import (
     Static,
     broadcast,
@@ -33,13 +32,12 @@ from kit.cpu.simd.vectors import (
     low,
     pick,
 )
+from kit.cpu.strategies import digits, in_four_lanes, is_signed, strategy
 from kit.cpu.superblocks import (
     SUPERBLOCK,
     codes,
     codes_of,
-    flipped,
     has_rest,
-    has_steps,
     lane_scales,
     largest_code,
     scales,
@@ -50,62 +48,14 @@ from kit.cpu.superblocks import (
 )
 from kit.cpu.tasks import task
 from kit.cpu.tuned import tuned
-from kit.gguf.formats import FORMATS, described
 
 f32 = types.float32
 TOKENS = 32  # multiplied at once, whose sums fit the first-level cache
 
 AHEAD, _WIDE = tuned().ahead, tuned().wide
 
-# Kind of format, by its codes and scales -> tier -> how a super-block's codes and activations are multiplied:
-#   dots      dot products of four bytes, each scaled as a float
-#   steps     sums of a group times its integer scale, then one float for the super-block (kit.cpu.simd.dots, pairs)
-#   scales    the sums of all codes that share a scale, times that float
-#   words     the same, with activations in words of 16 bits; for one digit it is "scales"
-STRATEGIES = {
-    "steps": {"avx512": "steps", "avx2": "steps", "neon": "steps", "plain": "steps"},
-    "floats": {"avx512": "dots", "avx2": "scales", "neon": "scales", "plain": "scales"},
-    "bytes": {"avx512": "dots", "avx2": "words", "neon": "scales", "plain": "scales"},
-    "steps, looked up": {"avx512": "dots", "avx2": "dots", "neon": "steps", "plain": "steps"},
-    "floats, looked up": {"avx512": "dots", "avx2": "dots", "neon": "scales", "plain": "scales"},
-}
-
 _scratch = stack(128 + 512)  # a super-block's scales and minima, and the super-block itself where it is copied
 _sums = stack(2 * 64 * TOKENS)
-
-
-def _in_four_lanes(tier) -> bool:
-    """Whether sums use 128-bit vectors (the tiers neon and plain)."""
-    return tier in ("neon", "plain")
-
-
-def kind_of(format) -> str:
-    """Its row of STRATEGIES: whether scales are integers or floats, and whether codes are whole bytes or looked up."""
-    if not codes_of(format).in_vectors or (has_steps(format) and largest_code(format) > 63):
-        return "steps, looked up" if has_steps(format) else "floats, looked up"
-    if has_steps(format):
-        return "steps"
-    return "bytes" if flipped(format) and format.scales.sign == 0 else "floats"
-
-
-def strategy(format, tier: str, activations: str) -> str:
-    """How ``kernel`` multiplies; see STRATEGIES."""
-    how = STRATEGIES[kind_of(format)][tier]
-    return "scales" if how == "words" and DIGITS[activations] == 1 else how
-
-
-def strategies() -> dict[str, list[str]]:
-    """Strategy of STRATEGIES on this machine -> the formats that take it."""
-    taken: dict[str, list[str]] = {}
-    for format in FORMATS.values():
-        if format.codes is not None and described(format):
-            taken.setdefault(STRATEGIES[kind_of(format)][current().value], []).append(format.name)
-    return taken
-
-
-def digits(format, tier: str, activations: str) -> int:
-    """The number of digits of activations that ``kernel`` takes; see kit.cpu.activations."""
-    return WORDS if strategy(format, tier, activations) == "words" else DIGITS[activations]
 
 
 def layout(format, tier: str, activations: str) -> dict[str, int]:
@@ -113,13 +63,6 @@ def layout(format, tier: str, activations: str) -> dict[str, int]:
     count = digits(format, tier, activations)
     group = format.activations if count == 1 else SUPERBLOCK
     return dict(order=address(codes_of(format).order), digits=count, group=group, sums=16, in_units=0)
-
-
-def _signed(format, tier, activations) -> bool:
-    """Whether codes are multiplied as int8, without the bias that makes them uint8."""
-    if _in_four_lanes(tier):
-        return largest_code(format) > 127 and format.scales.sign == 0
-    return flipped(format) and strategy(format, tier, activations) != "dots"
 
 
 @inner(forceinline=True)
@@ -141,7 +84,7 @@ def unpacked(format, tier, activations, at, sixteens, scratch):
     """(codes of a super-block, scales as ``products`` takes them, minima of each 16 weights); those after the first
     ``sixteens`` x 16 weights are multiplied by zero."""
 
-    as_they_are = tier.value == "avx2" and _signed(format.value, tier.value, activations.value)
+    as_they_are = tier.value == "avx2" and is_signed(format.value, tier.value, activations.value)
     read = signed_codes if as_they_are else codes
 
     def unpack(format, tier, activations, at, sixteens, scratch):
@@ -173,7 +116,7 @@ def products(format, tier, activations, codes, scales, record, scratch, quarters
         max(16, min(format.scales.group, SUPERBLOCK)),
         largest_code(format),
     )
-    signed = _signed(format, tier, activations)
+    signed = is_signed(format, tier, activations)
     if way == "dots":
 
         def by_group(format, tier, activations, codes, scales, record, scratch, quarters):
@@ -184,7 +127,7 @@ def products(format, tier, activations, codes, scales, record, scratch, quarters
             return sum_of_dots(format, tier, activations, codes, scales, record) * load(f32x16, record + SCALE)
 
         return by_group if DIGITS[activations] == 1 and format.activations < SUPERBLOCK else by_superblock
-    if _in_four_lanes(tier):
+    if in_four_lanes(tier):
         kind, widened = f32x4, _quarter
         each, bias = pick(*range(0, 16, group // 16)), format.bias if signed else 0
         in_lanes = dots_by_scales(Static(tier), order[: 4 * vectors], places, group, largest, bias)
@@ -207,7 +150,7 @@ def products(format, tier, activations, codes, scales, record, scratch, quarters
             return widened(fma(multiply(codes, record, integers, scratch), scale, minima(tier, lows, minimum, record)))
 
         return by_steps
-    if _in_four_lanes(tier):
+    if in_four_lanes(tier):
 
         def four_by_scales(format, tier, activations, codes, scales, record, scratch, quarters):
             return _quarter(in_lanes(codes, record, each(scales) * each(opaque_on_arm(tier, load(f32x16, record + SCALE)))))
@@ -277,7 +220,7 @@ def bytes_per_record(format, tier, activations):
 def has_minima(format, tier, activations):
     """Whether minima must be added: not if signed codes are multiplied directly, or if the products include the minima."""
     format, tier, activations = format.value, tier.value, activations.value
-    has = strategy(format, tier, activations) != "steps" and not _signed(format, tier, activations)
+    has = strategy(format, tier, activations) != "steps" and not is_signed(format, tier, activations)
     return lambda format, tier, activations: has
 
 
@@ -291,7 +234,7 @@ def add_minima(format, tier, minima, record, total):
     def by_pairs(format, tier, minima, record, total):
         return join(fma(even(minima), sums_of_32(tier, record), low(total)), high(total))
 
-    return by_pairs if _in_four_lanes(tier.value) and format.value.scales.group >= 32 else one_by_one
+    return by_pairs if in_four_lanes(tier.value) and format.value.scales.group >= 32 else one_by_one
 
 
 @inner(forceinline=True)

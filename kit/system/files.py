@@ -74,9 +74,9 @@ def made(folder: Path, error: type[KitError], remedy: str) -> Path:
     return folder
 
 
-def write_whole(path: Path, text: str, error: type[KitError] = ReportError) -> None:
-    """Replace a text file in one step, or leave it as it was; ``error`` says why (no rights, full disk) and what to do."""
-    with replacing(path, error=error, remedy="name another folder") as out:
+def write_whole(path: Path, text: str) -> None:
+    """Replace a text file in one step, or leave it as it was; ReportError says why (no rights, full disk) and what to do."""
+    with replacing(path, error=ReportError, remedy="name another folder") as out:
         out.write(text.encode())
 
 

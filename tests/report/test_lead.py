@@ -103,7 +103,7 @@ def test_a_bound_that_a_way_beats_is_a_warning(tmp_path):
 
 def test_a_mixture_that_memory_does_not_hold_has_bars_of_its_own(tmp_path):
     ways = {"mapped": 0.8, "slots past it, 2 readers": 0.09, "llama.cpp, mapped": 2.1}
-    given = {"mixture": "m.gguf", "limit": "under a limit of 1.16 GiB (mapped: ended)"}
+    given = {"mixture": "m.gguf", "limit": "under a limit of 1.16 GiB"}
     rows = [row_of(f"a token, {way}", took, "10_experts", lower=0.05, parameters=given) for way, took in ways.items()]
     rows[1] = replace(rows[1], samples=[0.08, 0.1])  # 59.1 ms here and 57.4 ms on the page, of six tokens
     [found] = leads_of(tmp_path, rows)

@@ -22,7 +22,7 @@ def command(measure, as_json):
     Exit code: 0 success, 1 something that kit needs is missing.
     """
     from kit.cpu import simd
-    from kit.cpu.gemv_codes import strategies
+    from kit.cpu.strategies import strategies
     from kit.lab.measuring.doctor import checks
 
     rows = checks(simd.describe(), strategies(), measure)

@@ -107,10 +107,10 @@ def _asleep(seen: Seen, known: float, others: float, kernel: float) -> float:
     return max(0.0, 1 - sum(seen.ran) / cores - known - taken) + kernel * seen.woken
 
 
-def account(rows: Sequence[dict[str, float]], of: str = DECODE, order: Iterable[str] = (PROMPT, *NAMES)) -> list[Cause]:
+def account(rows: Sequence[dict[str, float]], of: str = DECODE) -> list[Cause]:
     """Causes of several windows: the mean of each, so that they add up to the mean time, with the interval of the windows."""
     causes = []
-    for name in order:
+    for name in (PROMPT, *NAMES):
         values = [row.get(name, 0.0) for row in rows]
         if not any(values) and name != "unexplained":
             continue

@@ -38,6 +38,7 @@ _COLUMNS = (
     "imports|load|first|prefill|speed|samples|gbps|others|resident|beyond imports|mapped|agree|kl|kl_error|same|together|reason"
 ).split("|")
 _PROMPT = "A large language model that runs on a small computer answers slowly, because"
+_ROUNDS = 5  # of all engines in turn
 _READ = 4e11  # bytes that all tokens of a run's comparison read, give or take: seconds, not minutes
 _PRECISION = {row.name: row.precision for row in ROUNDED}
 _SEE = "see "  # the reason of a way of an engine that has its own
@@ -197,16 +198,16 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
     return table[columns].rename(columns={"kl_error": "± nats", "others": "cores of others"})
 
 
-def compare_file(path, text: bool, rounds: int = 5, engines=None, share: float = math.inf, also: bool = True) -> pd.DataFrame:
+def compare_file(path, text: bool, engines=None, share: float = math.inf, also: bool = True) -> pd.DataFrame:
     """``compare`` for ``engines`` (None: all that are installed), by as many tokens as a few seconds allow; ``text``: with
     quality; ``also``: passes over several tokens together. A ``share`` of seconds has a bar."""
     with kit.open(path) as file:
         weights, nbytes = (sum(getattr(info, what) for info in file.tensors.values()) for what in ("elements", "nbytes"))
         prompt, counts = prompt_of(file), together.lengths(file) if also else ()
     engines = engines or installed()
-    tokens = min(33, max(9, int(_READ / (rounds * len(engines) * nbytes))))
+    tokens = min(33, max(9, int(_READ / (_ROUNDS * len(engines) * nbytes))))
     text = tokens_for(weights) if text else 0
-    return compare(path, engines, prompt, tokens, rounds, progress=share < math.inf, text=text, share=share, also=counts)
+    return compare(path, engines, prompt, tokens, _ROUNDS, progress=share < math.inf, text=text, share=share, also=counts)
 
 
 def prompt_of(file) -> list[int]:

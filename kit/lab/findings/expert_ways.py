@@ -28,7 +28,7 @@ from kit.errors import ReportError
 from kit.gguf import pagecache
 from kit.gguf.sources import model_bytes
 from kit.lab.engines import llama_cpp
-from kit.lab.findings.offload import OFFLOADS, HeldBy
+from kit.lab.findings.offload import OFFLOADS, HeldBy, named
 from kit.lab.measuring import child, disk, drift
 from kit.lab.measuring.group import Group, missing_rights
 from kit.lab.measuring.kept import once_a_run
@@ -241,8 +241,8 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     facts: bytes ``keep`` (for experts; a page cache has up to ``most``), ``limit`` (None without rights: then mapped ways are
     left out), ``dense``; ``compute``: of a token whose weights are in memory, mapped or in slots, seconds over those of the
     output's product (none when it had no room); ``disk``, ``output``: medians over the ways; ``fastest``: the best GB/s;
-    ``routes``: of the layers that the file has; ``told``: the limit in words, and why a way has no run (the system ended it for
-    memory, say). ReportError when the logits of two ways differ.
+    ``routes``: of the layers that the file has; ``under``: the limit in words; ``told``: and why a way has no run (the system
+    ended it for memory, say). ReportError when the logits of two ways differ.
     """
     with kit.open(path) as file:
         routes = routes_of(file, capture)
@@ -254,7 +254,7 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     warm = _child(None, None, path, capture, fits * [*_WARM], min(_FEW, tokens), room, warm=True)
     limit = None if lacks else warm["own"] + dense + keep + _SPARE
     chosen, runs = [name for name in ways if limit or OFFLOADS[name].holds == "slots"], []
-    told = f"under a limit of {format_bytes(limit)}" if limit else f"without a limit ({', '.join(lacks)} missing)"
+    told = under = f"under a limit of {format_bytes(limit)}" if limit else f"without a limit ({', '.join(lacks)} missing)"
     with nullcontext() if lacks else Group(folder, 0) as group:
         for name in chosen:
             try:
@@ -269,7 +269,7 @@ def measured(path, capture: str, folder: Path, share: float = 0.21, tokens: int 
     fastest = max(np.nanmax([run.disk, np.divide(run.read, run.seconds) / 1e9]) for run in runs)  # also with read-ahead
     facts = {"keep": keep, "most": keep + (_SPARE if limit else 0), "limit": limit, "dense": dense, "compute": compute}
     facts |= {name: float(np.nanmedian([run.median(name) for run in runs])) for name in ("disk", "output")}
-    return facts | {"fastest": fastest, "routes": routes, "told": told}, runs
+    return facts | {"fastest": fastest, "routes": routes, "under": under, "told": told}, runs
 
 
 def fastest(by: dict[str, float]) -> str:
@@ -279,11 +279,6 @@ def fastest(by: dict[str, float]) -> str:
     near = [f'"{named(way)}"' for way in others if by[way] <= drift.factor("s") * by[first]]
     undecided = f"; {' and '.join(near)} {'is' if len(near) == 1 else 'are'} not clearly slower" if near else ""
     return f'"{named(first)}" is the fastest, {format_seconds(by[first])} per token{undecided}'
-
-
-def named(way: str) -> str:
-    """A way in a sentence: nobody has said yet what it is past."""
-    return way.replace("past it", "past the page cache")
 
 
 def record_tokens(lab, runs, table, mixture: str, limit: str) -> None:

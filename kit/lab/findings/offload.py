@@ -51,6 +51,12 @@ OFFLOADS = {
     "slots past it, MIN": SLOTS._replace(policy="MIN"),
     "slots past it, reading ahead": SLOTS._replace(ahead=True),
 }
+OF_RECORD = {f"a token, {way}": way for way in OFFLOADS}  # by the quantity of a record
+
+
+def named(way: str) -> str:
+    """A way in a sentence: nobody has said yet what it is past."""
+    return way.replace("past it", "filled past the page cache")
 
 
 class HeldBy(NamedTuple):

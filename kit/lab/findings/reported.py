@@ -80,16 +80,16 @@ def least_by_width() -> pd.Series:
     return pd.Series({width: least_seconds(nbytes) for width, nbytes in sizes.items()})
 
 
-def attention_share(positions: int, model: str = MODEL) -> float:
+def attention_share(positions: int) -> float:
     """Of a token's floating-point operations those of attention, after so many positions."""
-    config = GEOMETRIES[model].config()
+    config = GEOMETRIES[MODEL].config()
     flops = sum(attention_flops(config, positions, layer) for layer in range(len(config.layers)))
-    return flops / (flops + 2 * sum(use.elements for use in uses(model) if not use.is_rows))
+    return flops / (flops + 2 * sum(use.elements for use in uses(MODEL) if not use.is_rows))
 
 
-def least_tokens(seconds_a_tile: float = 0.001, entries: int = 20, model: str = "tinyllama-1.1b") -> tuple[float, float]:
+def least_tokens(seconds_a_tile: float = 0.001) -> tuple[float, float]:
     """(seconds of the first token, of a later one) by report 004's own figures where they are best: 1 to 5 ms per tile of 256
-    by 256 values, and a cache that keeps its largest layers."""
-    shapes = {tensor.name: tensor.shape for tensor in GEOMETRIES[model].tensors("Q4_K_M") if len(tensor.shape) == 2}
+    by 256 values, and a cache that keeps the 20 largest layers of TinyLlama 1.1B."""
+    shapes = {tensor.name: tensor.shape for tensor in GEOMETRIES["tinyllama-1.1b"].tensors("Q4_K_M") if len(tensor.shape) == 2}
     tiles = [prod(-(-size // 256) for size in shape) for name, shape in shapes.items() if name != "token_embd.weight"]
-    return seconds_a_tile * sum(tiles), seconds_a_tile * sum(sorted(tiles)[: max(0, len(tiles) - entries)])
+    return seconds_a_tile * sum(tiles), seconds_a_tile * sum(sorted(tiles)[:-20])

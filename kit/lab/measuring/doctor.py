@@ -38,7 +38,7 @@ class Check(NamedTuple):
 
 def checks(tier: tuple[str, str], products: dict[str, list[str]], measure: bool = False) -> list[Check]:
     """All rows. ``tier``: state and finding of kit.cpu.simd.describe. ``products``: how which formats are multiplied
-    (kit.cpu.gemv_codes.strategies). ``measure``: also bandwidths and FLOP/s (about two seconds)."""
+    (kit.cpu.strategies). ``measure``: also bandwidths and FLOP/s (about two seconds)."""
     python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
     rows = [python, *_libraries(), _environment()]
     rows += [

@@ -30,8 +30,8 @@ class TileWeights(DeviceWeights):
     CodecError for matrices that are coded as BF16 or are experts: these have no decoder on a device.
     """
 
-    def __init__(self, file: CompressedFile, trace=None):
-        super().__init__(file, trace=trace)
+    def __init__(self, file: CompressedFile):
+        super().__init__(file)
         wrong = next((name for name in file.matrices if file.coding != "int8" or "[" in name), None)
         if wrong:
             raise CodecError(f"{file.path}: {wrong}: a GPU can decode only dense INT8 matrices; run this model on the CPU")

@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, product
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from kit.lab.measuring import measurements
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.measuring.machine import machine_id
 from kit.lab.measuring.measurements import Reading, Readings, digest_of
-from kit.lab.predicting.order import FUSED, Kind, Order, ProgramCost, kind_of, use_of
+from kit.lab.predicting.order import DECODES, FUSED, Kind, Order, ProgramCost, kind_of, kinds_of, use_of
 from kit.lab.predicting.sampling import fewer_rows
 
 DTYPES = tuple(formats.DTYPES)
@@ -29,7 +29,6 @@ _SAMPLES = 3  # tensors of a kind, and walks over them
 _ENOUGH = 0.6  # seconds after which no further walk begins, once one has been counted
 _MOST = 1 << 26  # weights of the samples of a kind
 _TOGETHER = 1 << 30  # bytes of dequantized weights held at once while measuring, give or take a tensor
-_USE = measurements.USE  # and the format, shape, field of Cost and how: ways in the store of a run
 _PIECE = 1 << 28  # bytes of a matrix that are timed; the time grows with its rows
 _REST = Kind("rest", ())  # of a pass, in the store of a run: what is no use of a tensor
 
@@ -98,9 +97,8 @@ def _adding(stores: Iterable[Readings], file, by: str) -> Callable[..., None]:
     key = {"file": digest_of(file), "settings": measurements.settings(), "by": by}
 
     def add(kind: Kind, term: str, how: str, seconds: float, **row) -> None:
-        way = f"{_USE}{kind.qtype} {'x'.join(map(str, kind.shape))} {term} {how}"
         for store in stores:
-            store.add(Reading(way, samples=(seconds,), row=row, **key))
+            store.add(Reading(_way(kind, term, how), samples=(seconds,), row=row, **key))
 
     return add
 
@@ -151,10 +149,16 @@ def _kept(folder: Path, file) -> dict[Kind, Cost]:
 def _stored(store: Readings, file) -> Iterator[tuple[Kind, str, str, float]]:
     """(kind, term, how, seconds) of what was kept of an open file, on this machine with these settings."""
     key = digest_of(file), machine_id(), measurements.settings()
-    for row in store:
-        if row.way.startswith(_USE) and (row.file, row.machine, row.settings) == key:
-            qtype, shape, term, how = row.way.removeprefix(_USE).split(" ")
-            yield Kind(qtype, tuple(map(int, filter(None, shape.split("x"))))), term, how, row.median
+    found = {row.way: row.median for row in store if (row.file, row.machine, row.settings) == key}
+    for kind, (term, hows) in product([_REST, *kinds_of(file)], _HOWS.items()):
+        for how in hows:
+            if (way := _way(kind, term, how)) in found:
+                yield kind, term, how, found[way]
+
+
+def _way(kind: Kind, term: str, how: str) -> str:
+    """In the store of a run: a use of a kind, by a field of Cost (or of a pass) and its key."""
+    return f"{measurements.USE}{kind.qtype} {'x'.join(map(str, kind.shape))} {term} {how}"
 
 
 def _no_cost() -> Cost:
@@ -162,6 +166,7 @@ def _no_cost() -> Cost:
 
 
 _TERMS = vars(_no_cost()).keys()  # in the store of a run, beside those of passes
+_HOWS = dict.fromkeys(_TERMS, DTYPES) | {"fused": FUSED, "program": FUSED, "pass": tuple(DECODES)}
 
 
 _HELD = {  # what a use finds in the cache -> the policy, for tensors of so many bytes that are used in turn

@@ -39,6 +39,12 @@ def kind_of(weights, name: str) -> Kind:
     return Kind(weights.info(name).qtype, (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else shape)
 
 
+def kinds_of(file) -> set[Kind]:
+    """Every kind of an open file, of whole tensors and of experts."""
+    weights, stacks = kit.Weights(file), [f"{name}[0]" for name, info in file.tensors.items() if len(info.shape) == 3]
+    return {kind_of(weights, name) for name in [*file.tensors, *stacks]}
+
+
 def _shape(weights, name):
     """The shape of a tensor, or of one expert of a stack."""
     shape = weights.info(name).shape

@@ -32,16 +32,16 @@ def held(config: Config, positions: int) -> dict:
     return {"positions": positions, "states": states, "kv": kv if whole else kv | {"q8_0": None}}
 
 
-def held_by(file, positions: int, kv: str = "float16") -> float:
-    """Bytes of keys, values and states that a token reads of an open file after so many positions; 0 where the kit has no pass
-    for the architecture."""
+def held_by(file, positions: int) -> float:
+    """Bytes of float16 keys and values and of states that a token reads of an open file after so many positions; 0 where the
+    kit has no pass for the architecture."""
     from kit.model.hyperparameters import read_config
 
     try:
         row = held(read_config(file), positions)
     except KitError:
         return 0.0
-    return row["states"] + (row["kv"][kv] or 0)
+    return row["states"] + (row["kv"]["float16"] or 0)
 
 
 def contexts_of(file) -> list[dict]:

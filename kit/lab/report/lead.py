@@ -13,6 +13,7 @@ from kit.lab.claims.gates import NOISE
 from kit.lab.claims.records import Record
 from kit.lab.engines.table import BUSY_TOLD, COMPARED, EXACT, OURS, PEER
 from kit.lab.explaining.answer_table import LIMIT
+from kit.lab.findings.offload import OF_RECORD, OFFLOADS, named
 from kit.lab.measuring import measurements
 from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.minutes import Minutes, compared
@@ -25,7 +26,6 @@ from kit.units import format_seconds
 
 MEASURED_IN = ("07_memory_frontier", "09_your_model")
 EXPERTS = "10_experts"  # a mixture in a part of the memory that it takes
-PEER_OF_EXPERTS = "a token, llama.cpp, mapped"
 MINUTES = f"{LIMIT}, these minutes"
 
 
@@ -160,21 +160,18 @@ def in_turn(peers: dict) -> Minutes | None:
 
 def _of_mixture(run: Run, rows: list[Record]) -> Lead | None:
     rows = [row for row in rows if row.notebook == EXPERTS]
-    own = [
-        row for row in rows if row.quantity.startswith("a token, ") and row.unit == "s" and row.status == "ok" and row.median
-    ]
-    ours = [row for row in own if row.quantity != PEER_OF_EXPERTS]
+    own = [row for row in rows if row.quantity in OF_RECORD and row.unit == "s" and row.status == "ok" and row.median]
+    ours = [row for row in own if OFFLOADS[OF_RECORD[row.quantity]].holds != "llama.cpp"]
     if not ours:
         return None
     best, command = min(ours, key=lambda row: row.median), command_line(run, EXPERTS)
-    way = best.quantity.removeprefix("a token, ").replace("past it", "filled past the page cache")
-    bars = [Bar(f"kit, {way}", "", "own", tuple(best.samples), command)]
+    bars = [Bar(f"kit, {named(OF_RECORD[best.quantity])}", "", "own", tuple(best.samples), command)]
     bars += [Bar(COMPARED[PEER].title, "", "peer", tuple(row.samples), command) for row in own if row not in ours]
     if best.lower:
         bars.append(Bar("limit of memory and disk", best.lower_source, "bound", (best.lower,), command))
     name = str(best.parameters.get("mixture") or "a mixture of experts that memory does not hold")
     own = bool(run.request.model) and name.startswith(Path(run.request.model).stem)  # else page 10 generated one
-    name += f", {limit.partition(' (')[0]}" if (limit := best.parameters.get("limit")) else ""
+    name += f", {limit}" if (limit := best.parameters.get("limit")) else ""
     return Lead(name, _slowest_first(bars), EXPERTS, _busy({}, rows), not own)
 
 
