@@ -38,7 +38,7 @@ REMEDIES = {
         "threads": "{cores} threads", "sleep": "{spin}: then its threads wait without sleeping",
         "quota": "give the group more time: docker run --cpus {wanted}, or cpu.max",
         "busy": "end or move the other processes{named}", "load": "keep the model loaded between requests",
-        "pages": "read the file again in larger pages (kit generate FILE does it), or load it without a map",
+        "pages": "read the file again in larger pages (kit generate FILE does it)",
         "reprocess": "let the server keep the last prompt", "depth": "a shorter context, or a KV cache of fewer bits",
         "positions": "a shorter context: attention computes for longer than it reads, so a cache of fewer bits gains little",
         "context": "a context of {context}", "lock": "lock the model in memory",
