@@ -3,6 +3,7 @@
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -11,6 +12,7 @@ from nbformat import v4
 
 from kit.errors import ReportError
 from kit.lab.claims import records
+from kit.lab.claims.judge import OWN
 from kit.lab.claims.records import Record
 from kit.lab.measuring import machine
 from kit.lab.report import html, index, merge, planning
@@ -309,3 +311,36 @@ def test_what_was_busy_and_what_shows_it_is_not_taken_from_an_earlier_run(tmp_pa
     run = run_in(tmp_path / "b")
     planning.reuse(run, jobs("00_a", "07_b", "09_d"))
     assert run.busy_before == ["07_b"] and {*run.notebooks} == {"00_a"}
+
+
+def test_a_question_of_the_front_page_has_the_ends_that_ran_here_and_apart_what_is_computed():
+    first, *others = index.ANSWERED
+
+    def told(*given, unit="s"):
+        parts = [
+            SimpleNamespace(record=Record(quantity="q", samples=[one.pop("of", 1.0)], **{"unit": "s"} | one)) for one in given
+        ]
+        claims = {name: (parts if name == first else ()) for name in (first, *others)}
+        return index.answers([
+            SimpleNamespace(claim=SimpleNamespace(id=name, unit=unit), parts=some, verdict="v", decisive="d")
+            for name, some in claims.items()
+        ])  # fmt: skip
+
+    failed = {"status": "skipped", "reason": "no GPU"}
+    assert told() == [] and told(failed) == [], "what nothing measured is no answer"
+    (one,) = told({"of": 2.0}, {"of": 9.0, "upper": 10.0}, {"of": 4.0, "lower": 1.0}, {"of": 99.0, "unit": "x"}, failed)
+    assert [row.median for row in one["ends"]] == [9.0, 2.0] and one["bound"].upper == 10.0 and one["computed"] is None
+    assert (one["question"], one["claim"].id, one["verdict"], one["decides"]) == (index.ANSWERED[first], first, "v", "d")
+    (one,) = told({"of": 2.0, "unit": "x"}, {"of": 9.0, "unit": "x", "lower": 1.0}, unit="x")
+    assert [row.median for row in one["ends"]] == [2.0, 9.0] and one["bound"].lower == 1.0
+    (one,) = told({"of": 2.0, "unit": "%"}, {"of": 2.0, "unit": "%"}, {"of": 9.0, "unit": "B"})
+    assert [row.median for row in one["ends"]] == [2.0] and one["bound"] is None, (
+        "no part in the claim's unit: those of the first's"
+    )
+    computed = [{"of": 1.0, "how": "computed"}, {"of": 2.0, "how": "computed", "unit": "x", "upper": 3.0},
+                {"of": 3.0, "how": "computed", "lower": 3.0}, {"of": 4.0, "how": OWN}]  # fmt: skip
+    (one,) = told({"of": 5.0}, *map(dict, computed))
+    assert one["computed"].median == 3.0 and [row.median for row in one["ends"]] == [5.0]
+    assert told({"of": 5.0}, dict(computed[1]))[0]["computed"].median == 2.0 == told(dict(computed[1]))[0]["computed"].median
+    assert told({"of": 5.0}, dict(computed[0]))[0]["computed"] is None and told(dict(computed[3]))[0]["computed"].median == 4.0
+    assert told(dict(computed[3]))[0]["ends"] == []
