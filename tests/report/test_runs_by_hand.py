@@ -1,6 +1,7 @@
 """Runs, their plans and what their pages say, by hand: no notebook runs."""
 
 import os
+import zipfile
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from nbformat import v4
 
 from kit.errors import ReportError
 from kit.lab.claims import records
+from kit.lab.claims import table as claims
 from kit.lab.claims.judge import OWN
 from kit.lab.claims.records import Record
 from kit.lab.measuring import machine
@@ -344,3 +346,50 @@ def test_a_question_of_the_front_page_has_the_ends_that_ran_here_and_apart_what_
     assert told({"of": 5.0}, dict(computed[1]))[0]["computed"].median == 2.0 == told(dict(computed[1]))[0]["computed"].median
     assert told({"of": 5.0}, dict(computed[0]))[0]["computed"] is None and told(dict(computed[3]))[0]["computed"].median == 4.0
     assert told(dict(computed[3]))[0]["ends"] == []
+
+
+def measured(folder, **quantities):
+    run = run_in(folder, "07_b", n08_c=ended("failed"))
+    for name, value in quantities.items():
+        record = Record(quantity=name, unit="s", samples=[value], notebook="07_b", machine_id=folder.name)
+        records.append(folder / "07_b.jsonl", record)
+    return run
+
+
+def test_a_merged_page_has_what_two_runs_measured_side_by_side(tmp_path, monkeypatch):
+    one, two = measured(tmp_path / "a", both=1.0, own=3.0), measured(tmp_path / "b", both=2.0)
+    monkeypatch.setattr(merge.theme, "write", lambda path, template, **given: given)
+    given = merge.write_index(tmp_path)
+    assert [(row.quantity, medians) for row, medians in given["measurements"]] == [("both", [1.0, 2.0])]
+    assert [(run.folder, name) for run, name, _ in given["failed"]] == [(one.folder, "08_c"), (two.folder, "08_c")]
+    assert {len(parts) for _, parts in given["claims"]} == {2} and given["busy"] == {one.folder: [], two.folder: []}
+
+
+def test_pages_are_rendered_of_a_run_or_of_a_merged_report_and_of_nothing_else(tmp_path, monkeypatch):
+    for name in "abcd":
+        run_in(tmp_path / name, "07_b")
+    drawn = []
+    monkeypatch.setattr(html, "write", lambda run, name: drawn.append((run.folder.name, name)))
+    monkeypatch.setattr(index, "write", lambda run: run.folder / "index.html")
+    monkeypatch.setattr(merge, "write_index", lambda folder: folder / "merged")
+    with pytest.raises(ReportError, match=r"neither a run .* \(a, b, c, \.\.\.\)"):
+        merge.render(tmp_path)
+    assert drawn == [] and merge.render(tmp_path / "a") == tmp_path / "a" / "index.html" and drawn == [("a", "07_b")]
+    (tmp_path / "index.html").write_text("")
+    assert merge.render(tmp_path) == tmp_path / "merged" and len(drawn) == 5
+
+
+def test_a_pack_unpacks_to_the_folder_of_the_run_without_what_is_hidden(tmp_path):
+    run = run_in(tmp_path / "a", "07_b")
+    for name in (".hidden", "small/x.png"):
+        (run.folder / name).parent.mkdir(exist_ok=True)
+        (run.folder / name).write_text("x")
+    with zipfile.ZipFile(merge.pack(run.folder, tmp_path / "a.zip")) as archive:
+        assert archive.namelist() == ["a/07_b.ipynb", "a/run.json", "a/small/x.png"]
+
+
+def test_ends_of_an_answer_are_two_only_where_they_differ_and_groups_end_with_the_threads(tmp_path):
+    entries = [SimpleNamespace(claim=claim, parts=(), verdict="no record", decisive="") for claim in claims.load().values()]
+    assert [*index.groups(entries)][-1] == "Public threads, on experts" and len(index.groups(entries)) == 6
+    found = index.groups(entries)
+    assert sorted([*found][:-1]) == [*found][:-1] and sum(len(some) for _, some in found.values()) == len(entries)
