@@ -166,10 +166,13 @@ def session(tmp_path, monkeypatch):
 def test_a_session_writes_what_it_records(session):
     session.record("layer-50s", quantity="q", unit="s", samples=[1.0], verdict="reproduced", reason="because")
     session.judge("tile-295-5", "decode on a GPU", "s", accept=(1, None), text="", missing="no GPU here")
+    session.judge("five-tokens", "five tokens", "s", [61.5, 307.5], accept=(35, 35), text="why", how="by its own figures")
     back = records.read([session.out / "01_first_token.jsonl"])
-    assert [(r.claim, r.status) for r in back] == [("layer-50s", "ok"), ("tile-295-5", "skipped")]
+    assert [(r.claim, r.status) for r in back] == [("layer-50s", "ok"), ("tile-295-5", "skipped"), ("five-tokens", "ok")]
     assert {r.machine_id for r in back} == {"m"} and all(r.state["read_gbps"] > 0 for r in back)
-    assert list(session.verdicts()["verdict"]) == ["reproduced", "not measurable here"]
+    told = session.verdicts()
+    assert list(told["verdict"]) == ["reproduced", "not measurable here", "contradicts its own figures"]
+    assert list(told["how"]) == ["measured", "", "by its own figures"], "185 s were measured, said a column, of 61.5 to 307.5"
 
 
 def test_a_session_refuses_an_unknown_claim_profile_and_folder(session, tmp_path):

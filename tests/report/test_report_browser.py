@@ -58,7 +58,7 @@ def test_a_page_fits_its_window_and_its_images_load(visit, name, width):
 def test_a_verdict_takes_the_width_of_a_phone(visit):
     page = visit("01_first_token", viewport={"width": 390, "height": 800})
     assert page.locator(".words .badge").count() and not page.locator(".claims").is_visible()
-    page.get_by_text("with what was measured, the limit and the reason").click()
+    page.get_by_text("with the value here, the limit and the reason").click()
     cells = page.locator(".claims td:first-child, .claims .reason")
     widths = cells.evaluate_all("cells => cells.map((cell) => cell.getBoundingClientRect().width)")
     assert widths and min(widths) > 300

@@ -219,13 +219,14 @@ class Session:
         return self.say(f"**{title.removesuffix('.')}.** {told.strip()}")
 
     def verdicts(self) -> pd.DataFrame:
-        """The claims judged so far: as reported, what was measured, the verdict and its reason."""
+        """The claims judged so far: as reported, what was found and how, the verdict and its reason."""
         rows = [
-            (r.claim, claims.get(r.claim).reported, r.quantity, format_quantity(r.median, r.unit), r.verdict, r.reason)
+            (r.claim, claims.get(r.claim).reported, r.quantity, format_quantity(r.median, r.unit),
+             "" if r.median is None else r.how, r.verdict, r.reason)
             for r in self._records
             if r.verdict
-        ]
-        return tables.frame(rows, "claim", "as reported", "quantity", "measured", "verdict", "reason")
+        ]  # fmt: skip
+        return tables.frame(rows, "claim", "as reported", "quantity", "here", "how", "verdict", "reason")
 
 
 def _generated(profile: profiles.Profile, stands_for: str, seed: int = 0) -> Path:
