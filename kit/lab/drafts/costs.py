@@ -27,7 +27,15 @@ def typical(rounds: Sequence[Costs]) -> Costs:
     """The median of each cost."""
     median = statistics.median
     verify = tuple(map(median, zip(*(each.verify for each in rounds), strict=True)))
-    return Costs(verify, **{name: median(getattr(each, name) for each in rounds) for name in ("back", "copies")})
+    names = ("draft", "catch_up", "back", "copies", "read")
+    return rounds[0]._replace(verify=verify, **{name: median(getattr(each, name) for each in rounds) for name in names})
+
+
+def one_round(model, drafter: Drafter, passed: Sequence[int], drafted: Sequence[int]) -> Costs:
+    """All costs once: of passes after the tokens ``passed``, and of drafts for ``drafted``."""
+    cache = model.new_cache()
+    model.step(passed, cache)
+    return verification(model, cache, passed, rounds=1)[0]._replace(**drafting(model, drafter, drafted, rounds=1))
 
 
 def verification(model, cache, tokens: Sequence[int], most: int = MOST, rounds: int = ROUNDS) -> list[Costs]:

@@ -80,13 +80,11 @@ def drafting(path: Path, draft: str, samples: int) -> dict:
 
 
 @once_a_run
-def answers(path: Path, draft: str, tokens: int) -> dict[str, Drafting]:
-    """Passage -> what drafts gave in an answer of up to ``tokens`` tokens, in drafts of explain.DRAFTED."""
-    model, each = _model(path), {}
-    for name in passages.PASSAGES:
-        drafter = drafter_of(model, draft, explain.DRAFTED)
-        each[name] = explain.answered(model, drafter, passages.ids_of(model, name)[-_MOST:], tokens)
-    return each
+def answers(path: Path, draft: str, tokens: int) -> dict[str, tuple[Drafting, Costs]]:
+    """Passage -> what drafts gave in an answer of up to ``tokens`` tokens, in drafts of explain.DRAFTED, and what they cost."""
+    model = _model(path)
+    texts = {name: passages.ids_of(model, name)[-_MOST:] for name in passages.PASSAGES}
+    return explain.in_turn(model, drafter_of(model, draft, explain.DRAFTED), texts, tokens)
 
 
 @once_a_run
