@@ -19,14 +19,16 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import _files, _records, _reference, _speeds, decode, hf, quality, slots, waits
+import kit
+from benchmarks import _deep, _files, _records, _reference, _speeds, decode, hf, quality, slots, waits
 from benchmarks.__main__ import NAMES, main
 from kit.cache import POLICIES
-from kit.errors import ReportError
+from kit.errors import ModelError, ReportError
 from kit.gguf.formats import FORMATS
 from kit.lab.engines import llama_cpp
 from kit.lab.measuring.group import missing_rights
 from kit.model.attention import ATTENTION
+from kit.model.hyperparameters import read_config
 from kit.system.paths import ROOT
 
 SMALL = {  # benchmark -> (constants that make it small, arguments of its run, words that its rows' names begin with)
@@ -51,9 +53,10 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
         ("decode, fused-int8, gemma", "decode, fused, gemma", "decode, llama.cpp, gemma"),
     ),
     "depths": (
-        {"MODELS": {"tiny": None}, "machine": SimpleNamespace(probe=lambda _: SimpleNamespace(read_gbps=10.0))},
+        {"MODELS": {"tiny": None}, "ROUNDS": 1, "machine": SimpleNamespace(probe=lambda _: SimpleNamespace(read_gbps=10.0))},
         {"depths": (12, 40)},
-        ("tiny at 40, sparse latent, index", "tiny at 40, index and choosing", "tiny at 12, weights and the rest"),
+        ("tiny at 40, sparse latent, index", "tiny at 40, index and choosing", "tiny at 12, weights and the rest")
+        + (("tiny at 40, token, kit, int8", "tiny at 12, token, llama.cpp") if llama_cpp.available() else ()),
     ),
     "dequantize": ({"ROWS": 1024, "COMMON": ("Q4_K",)}, {"only": "Q4_K", "samples": 2}, ("Q4_K",)),
     "drafts": (
@@ -211,6 +214,33 @@ def test_it_runs(name, tmp_path, monkeypatch):
         assert all(drafted.values()) and (table["accepted"] <= table["drafted"]).all(), drafted
     names = [" ".join(name) if isinstance(name, tuple) else name for name in names]
     assert all(any(name.startswith(row) for name in names) for row in rows), names
+
+
+@pytest.mark.parametrize("name", ["glm-dsa", "qwen4exp"])
+def test_llama_cpp_goes_on_after_positions_that_no_prompt_made(tmp_path, name):
+    """The state of one position is itself, of more it is taken, and what is not laid out so is refused."""
+    llama_cpp_tests.needed()
+    path = kind_files.write(tmp_path, name)
+    with kit.open(path) as file:
+        sections = _deep.sections_of(read_config(file))
+    with llama_cpp.Llama(path, 64) as model:
+        before = model.logits([5], 0, 1)
+        state = _deep.state_of(model)
+        assert _deep.grown(state, 1, sections) == state
+        _deep.set_state(model, many := _deep.grown(state, 40, sections))
+        assert model._lib.llama_memory_seq_pos_max(model._memory, 0) == 39 and _deep.state_of(model) == many
+        after = model.logits([5], 40, 1)
+        assert np.isfinite(after).all() and not np.allclose(before, after, atol=1e-3)
+        for wrong in (state[:-4], state + bytes(4), many):
+            with pytest.raises(ModelError, match="unknown layout"):
+                _deep.grown(wrong, 40, sections)
+        with pytest.raises(ModelError, match="does not take"):
+            _deep.set_state(model, state[:-4])
+    with (
+        kit.open(kind_files.write(tmp_path, "mamba")) as file,
+        pytest.raises(ModelError, match=r"caches of llama\.cpp for mamba"),
+    ):
+        _deep.sections_of(read_config(file))
 
 
 def test_no_token_with_slots_takes_less_than_its_least():

@@ -135,7 +135,7 @@ class Llama(AbstractContextManager):
         if not vocabulary_only:
             parameters = lib.llama_context_default_params()
             types = {"type_k": _KV_TYPES[kv], "type_v": _KV_TYPES[kv]} | ({"flash": 0} if exact else {})
-            parameters.set(self.fields, n_ctx=context, n_batch=context, n_ubatch=512, **types, **more)
+            parameters.set(self.fields, **dict(n_ctx=context, n_batch=context, n_ubatch=512) | types | more)
             self._context = ctypes.c_void_p(lib.llama_init_from_model(self._model, parameters))
             if not self._context:
                 self.close()
