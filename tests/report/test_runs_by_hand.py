@@ -205,7 +205,7 @@ def test_runs_of_one_name_are_told_apart_by_their_machines(tmp_path):
         merge.runs_in(tmp_path)
     other = run_in(tmp_path / "b" / "quick")
     with pytest.raises(ReportError, match="two runs are named quick-m"):
-        merge.merge([one.folder, other.folder], tmp_path / "out")
+        merge.merge([run_in(tmp_path / "c" / "first").folder, one.folder, other.folder], tmp_path / "out")
     other.machine_id = "n"
     other.save()
     done = merge.merge([one.folder, other.folder, tmp_path / "a"], tmp_path / "out")
@@ -393,3 +393,59 @@ def test_ends_of_an_answer_are_two_only_where_they_differ_and_groups_end_with_th
     assert [*index.groups(entries)][-1] == "Public threads, on experts" and len(index.groups(entries)) == 6
     found = index.groups(entries)
     assert sorted([*found][:-1]) == [*found][:-1] and sum(len(some) for _, some in found.values()) == len(entries)
+
+
+def told_by(*texts):
+    return [v4.new_output("display_data", {"text/html": text}) for text in texts]
+
+
+def test_a_page_by_hand(tmp_path, monkeypatch):
+    of = lambda source, tags=(), outputs=(): v4.new_code_cell(source, metadata={"tags": [*tags]}, outputs=[*outputs])  # noqa: E731
+    made = [
+        v4.new_markdown_cell("# Tiles\n\nQuestion. How fast?"), of("import kit", ["remove-cell"]),
+        of("x", ["papermill-error-cell-tag"]),
+        of("lab.picture(figure)\nlab.verdicts()", ["answer"], told_by("<p><strong>Not so.</strong> It takes 3 s.</p>")),
+        of("table", ["table"], told_by("<p>t</p>")), v4.new_raw_cell("raw"),
+        v4.new_markdown_cell("# Again\n\n## More", metadata={"tags": ["more"]}), of("y", ["mechanism"], told_by("a", "b")),
+    ]  # fmt: skip
+    run = run_in(tmp_path / "a", "06_a", "07_b", "08_c")
+    with (run.folder / "07_b.ipynb").open("w") as out:
+        nbformat.write(v4.new_notebook(cells=made), out)
+    for more in ({"quantity": "plain"}, {"quantity": "warned", "status": records.WARNED, "reason": "r"},
+                 {"quantity": "judged", "claim": "simd", "verdict": "reproduced", "reason": "r"}):  # fmt: skip
+        records.append(run.folder / "07_b.jsonl", Record(**{"unit": "s", "samples": [1.0], "notebook": "07_b"} | more))
+    monkeypatch.setattr(html.theme, "write", lambda path, template, **given: given | {"path": path})
+    page = html.write(run, "07_b")
+    assert (page["path"], page["title"], page["question"]) == (run.folder / "07_b.html", "Not so", "Tiles")
+    assert (page["before"], page["after"], page["table"]) == ("06_a", "08_c", "<p>t</p>")
+    assert page["answer"] == "<p>It takes 3 s.</p>" and [row.quantity for row in page["measurements"]] == ["plain"]
+    assert [(row.quantity, claim.id) for row, _, claim in page["verdicts"]] == [("judged", "simd")] and [
+        *page["made"]["reports"]
+    ]
+    assert [each["number"] for each in page["cells"]] == [1, 3, 4, 6, 7], "as in the run's messages, without papermill's"
+    first, answer, table, text, last = page["cells"]
+    assert "<h1" not in first["body"] and "<h1" in text["body"] and (first["section"], last["section"]) == ("", "More")
+    assert (answer["lines"], answer["verdicts"], answer["drawn"], answer["opens"], answer["open"]) == (
+        2,
+        True,
+        True,
+        True,
+        False,
+    )
+    assert (table["opens"], last["opens"], last["open"], last["verdicts"], last["drawn"]) == (True, False, True, False, False)
+    assert (first["more"], text["more"]) == (False, True) and [each["body"] for each in last["outputs"]] == ["a", "b"]
+    bare = html.write(run, "09_none")
+    assert (bare["title"], bare["question"], bare["cells"], bare["answer"]) == ("09_none", "", [], "")
+    assert (
+        html.records_uri(run, ["07_b", "06_a"]).startswith("data:application/x-ndjson")
+        and html.records_uri(run, ["06_a"]) == ""
+    )
+    only = [
+        {
+            "kind": "code",
+            "headings": [],
+            "tags": ["answer"],
+            "outputs": [{"kind": "html", "body": "<strong>Answer.</strong> 3 s"}],
+        }
+    ]
+    assert html.result(only) == "" and html.answer(only) == "<strong>Answer.</strong> 3 s" and html.summary(only) == "3 s"
