@@ -25,6 +25,7 @@ from kit.lab.measuring import child, measurements, state
 from kit.lab.report import runner
 from kit.model.generate import Sampler
 from kit.system import paths, python
+from kit.system.cores import MOST_THREADS
 
 SHADOWS = ("random", "kit", "numpy", "json", "runpy", "selectors", "secrets", "statistics", "token")
 
@@ -180,12 +181,29 @@ def test_too_many_threads_are_one_line(monkeypatch, value):
 @pytest.mark.parametrize("words", [["compress", "MODEL", "-o", "x"], ["codec", "verify", "MODEL"]], ids=" ".join)
 def test_threads_have_one_limit(llama, words):
     """`--threads` of 10^23 was taken, where the same KIT_THREADS is refused."""
-    assert compress.THREADS.max == kit.cpu.threads.MOST
+    assert compress.THREADS.max == MOST_THREADS
     for threads in ("0", "1025", str(10**23)):
         done = CliRunner().invoke(
             cli.main, [str(llama) if word == "MODEL" else word for word in words] + ["--threads", threads]
         )
         assert done.exit_code == 2 and "1<=x<=1024" in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["KIT_THREADS", "KIT_SIMD", "KIT_PATIENCE"])
+@pytest.mark.parametrize(
+    "words", ["reproduce --only 02", "reproduce --list", "sweep a.yaml --list", "quants MODEL", "explain MODEL --again"]
+)
+def test_a_wrong_variable_is_said_before_any_work(llama, tmp_path, monkeypatch, variable, words):
+    """KIT_SIMD=x failed a page at its 28th cell, and the report was written with it; `kit explain` measured for 11 s."""
+    monkeypatch.setenv(variable, "x")
+    monkeypatch.setenv("KIT_RESULTS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("notebooks: [02]")
+    kit.cpu.threads.count.cache_clear()
+    done = CliRunner().invoke(cli.main, words.replace("MODEL", str(llama)).split())
+    kit.cpu.threads.count.cache_clear()
+    assert done.exit_code == 2 and "'x'" in done.stderr.replace("=x", "'x'") and done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.yaml"]
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-300, 1e-30, 1.0, 1e30, 1e308])

@@ -7,7 +7,6 @@ in one direction, and then helps with the runs of the others.
 """
 
 import functools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,10 +34,9 @@ from kit.cpu.tasks import (
     function,
     task,
 )
-from kit.errors import KitError
 from kit.system import usable_cores
+from kit.system.cores import threads_asked
 
-MOST = 1024  # threads: more than any machine that this was made for has cores
 _PATIENCE = 2**14  # looks at the work queue before a thread goes to sleep: about 0.3 ms
 
 
@@ -163,10 +161,7 @@ def _rows(steps):
 def count() -> int:
     """Number of threads of kit's kernels: ``KIT_THREADS``, else one per core. KitError if the variable is not a number of
     threads."""
-    asked = os.environ.get("KIT_THREADS") or "0"
-    if not asked.isdecimal() or len(asked) > 9 or int(asked) > MOST:
-        raise KitError(f"KIT_THREADS={asked[:40]}: give a number of threads up to {MOST:,}, or unset it")
-    return int(asked) or usable_cores()
+    return threads_asked() or usable_cores()
 
 
 @contextmanager

@@ -11,7 +11,18 @@ from typing import NamedTuple
 
 import psutil
 
+from kit.errors import KitError
 from kit.system import groups
+
+MOST_THREADS = 1024  # more than any machine that this was made for has cores
+
+
+def threads_asked() -> int:
+    """KIT_THREADS, 0 where it is not set. KitError if it is not a number of threads."""
+    asked = os.environ.get("KIT_THREADS") or "0"
+    if not asked.isdecimal() or len(asked) > 9 or int(asked) > MOST_THREADS:
+        raise KitError(f"KIT_THREADS={asked[:40]}: give a number of threads up to {MOST_THREADS:,}, or unset it")
+    return int(asked)
 
 
 class Cores(NamedTuple):

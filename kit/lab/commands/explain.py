@@ -97,8 +97,10 @@ def command(
     from kit.gguf.remote import is_remote
     from kit.lab.engines import started
     from kit.lab.engines.server import is_server
+    from kit.lab.measuring.conditions import check_variables
     from kit.lab.predicting.oracle import read_trace
 
+    check_variables()
     given, kept = _size("--memory", memory), _size("--room", room)
     if draft:
         return click.echo(_with_draft(file, draft, as_json))

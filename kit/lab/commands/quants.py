@@ -43,11 +43,13 @@ def command(files, to, tokens, rounds, figure, as_json):
     from kit.lab.engines.requantize import requantize, targets
     from kit.lab.explaining import quants
     from kit.lab.figures import FILES
+    from kit.lab.measuring.conditions import check_variables
     from kit.lab.synthetic.write import FOLDER
     from kit.system.files import check_writable, made
     from kit.system.paths import models_folder
     from kit.units import finite
 
+    check_variables()
     if figure:
         check_writable("--figure", figure, QuantError, FILES)
     paths = models(named := [Path(resolve(name)) for name in files])

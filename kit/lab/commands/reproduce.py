@@ -57,11 +57,13 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
     """  # fmt: skip
     from kit.gguf.sources import absolute
     from kit.lab.claims import records
+    from kit.lab.measuring.conditions import check_variables
     from kit.lab.measuring.doctor import check_device
     from kit.lab.report import ahead, index, parameters, planning, runner
     from kit.lab.report import run as runs
     from kit.system import paths
 
+    check_variables()
     notebooks = notebooks or paths.notebooks_folder()
     model, tables = absolute(model), parameters.tables(texts)
     texts = tuple(map(parameters.from_here, texts))

@@ -51,6 +51,7 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
     Exit code: 0 success, 1 a cell failed, 2 error before the start, 130 interrupted.
     """  # fmt: skip
     from kit.errors import ReportError
+    from kit.lab.measuring.conditions import check_variables
     from kit.system import paths
 
     try:
@@ -61,6 +62,8 @@ def command(spec, scheduler, workers, out, timeout, notebooks, listing, as_json,
             raise
         raise ReportError("kit sweep needs Dask: pip install --editable '.[sweep]'") from None
 
+    if not scheduler:  # another machine's workers have variables of their own
+        check_variables()
     grid = specs.read(spec, notebooks or paths.notebooks_folder())
     if listing:
         from kit.units import to_json

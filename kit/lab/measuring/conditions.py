@@ -54,6 +54,21 @@ def conditions() -> dict[str, object]:
     return {name: value for name, value in found.items() if value not in (None, "")}
 
 
+def check_variables() -> None:
+    """KitError for a variable of kit's own that nothing can follow: before any work, and not on the tenth page."""
+    if not any(map(os.environ.get, ("KIT_THREADS", "KIT_SIMD", "KIT_PATIENCE"))):
+        return
+    from kit.cpu import simd
+    from kit.lab.measuring import state
+    from kit.system.cores import threads_asked
+
+    threads_asked()
+    state.patience()
+    if (asked := os.environ.get("KIT_SIMD")) and asked not in simd.available():
+        with simd.using(asked) as tier:
+            tier()  # says what this CPU can run
+
+
 def computing() -> dict[str, object]:
     """Those of them on which computed values may depend, by their last bits: not the system's."""
     return {name: value for name, value in conditions().items() if name not in _SYSTEM}
