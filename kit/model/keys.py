@@ -53,8 +53,8 @@ class ModelKeys(Keys):
         if self.is_list(key) or period < 0:
             blocks = self.count("block_count", most=MAX_LAYERS)
             without = blocks - self.count("nextn_predict_layers", 0)  # as dots3note's converter writes it
-            said = self._metadata.get(self.prefix + key, ())
-            return self.flags(key, without if len(said) == without else blocks)[: len(numbers)]
+            shorter = self.is_list(key) and len(self._metadata[self.prefix + key]) == without
+            return self.flags(key, without if shorter else blocks)[: len(numbers)]
         period = self.count(key, period)
         return [period == 0 or layer % period < period - 1 for layer in numbers]
 
