@@ -43,6 +43,16 @@ def test_the_list_of_machines_has_each_name():
     chips = [line.replace(",", "").split() for line in told.splitlines()]
     names = [f"{chip}-{size}" for chip, *sizes in chips for size in sizes]
     assert sorted(names) == sorted(elsewhere.machines())
+    told = CliRunner().invoke(cli.main, ["explain", "any", "--machine", "list", "--json"]).stdout
+    assert json.loads(told)["machines"] == sorted(elsewhere.machines()), "--json was a text"
+
+
+@pytest.mark.parametrize("options", [["--quick"], ["--machine", M4]], ids=" ".join)
+@pytest.mark.parametrize("other", [["--tokens", "16"], ["--skew", "1"]], ids=" ".join)
+def test_an_option_without_effect_is_refused(options, other):
+    """What runs nothing took --tokens and --skew, silently."""
+    done = CliRunner().invoke(cli.main, ["explain", "any", *options, *other])
+    assert done.exit_code == 2 and f"runs and measures nothing: leave out {other[0]}" in done.stderr
 
 
 def test_what_fits_is_read_from_memory_and_what_does_not_from_where_it_lies():

@@ -106,6 +106,8 @@ def command(
         return click.echo(_with_draft(file, draft, as_json))
     ours = {"--served": served, "--compare": compare, "--try": trying}
     measured = {"--trace": trace, "--via": via, "--thorough": thorough, "--report": report, "--room": room, "--again": again}
+    source = click.get_current_context().get_parameter_source
+    measured |= {f"--{name}": source(name) is click.core.ParameterSource.COMMANDLINE for name in ("tokens", "skew")}
     if quick:
         others = {**measured, **ours, "--engine": engines, "--threads": threads, "--depth": depth, "--markdown": markdown}
         others |= {"--figure": figure, "--all": everything, "--machine": machine, "a server": is_server(file)}
@@ -336,7 +338,7 @@ def _elsewhere(file, name, room, as_json) -> str:
     from kit.units import to_json
 
     if name == "list":
-        return "\n".join(elsewhere.chips())
+        return to_json({"machines": sorted(elsewhere.machines())}) if as_json else "\n".join(elsewhere.chips())
     elsewhere.machine(name)  # an unknown one is said before the file is fetched
     with kit.open(file) as opened:
         check_model(opened)
