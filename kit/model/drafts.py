@@ -143,7 +143,7 @@ def passes(model, cache, prompt, sampler, drafter, most: int, end: Sequence[int]
         else:
             new, count, since = [sampler(model.step(sequence[-1:], cache))], 1, 0 if len(told.plain) >= _PLAIN else since
             told.idle += bool(wanted) and not plainly
-            if count in known:
+            if count in known and not told.off:  # those after it are not in turn with passes over drafts
                 told.plain.append(time.perf_counter() - middle)
         known.add(count)
         sequence += new  # the list that the drafter knows grows: a copy for each token would be quadratic
