@@ -36,9 +36,10 @@ def gate_step(key: torch.Tensor, query: torch.Tensor, value: torch.Tensor, out: 
 
 
 def pool_step(row: torch.Tensor, held: torch.Tensor, out: torch.Tensor) -> Step:
-    """held[0] = row (n,), and out (n,) = the mean of the rows of held (rows, n)."""
+    """held[slot] = row (n,), and out (n,) = the mean of the rows of held (rows, n); ``slot`` is 0 until ``Recording.move_to``
+    sets it for each token."""
     rows, n = held.shape
-    return compiled("pool"), dict(row=row, held=held, out=out, rows=rows, n=n, factor=as_bits(1 / rows)), 1
+    return compiled("pool"), dict(row=row, held=held, out=out, slot=0, rows=rows, n=n, factor=as_bits(1 / rows)), 1
 
 
 def shares_step(logits, scale, base, out, turns: int, epsilon: float, magnitude: float = 0.0) -> Step:
@@ -112,9 +113,9 @@ def _gate(row, key, query, value, out, streams, n):
         store(out + at, load(f32x16, value + at) * share)
 
 
-def _pool(task, row, held, out, rows, n, factor):
+def _pool(task, row, held, out, slot, rows, n, factor):
     for at in range(0, 4 * n, 64):
-        store(held + at, load(f32x16, row + at))
+        store(held + 4 * n * slot + at, load(f32x16, row + at))
         total = broadcast(f32x16, 0)
         for place in range(0, 4 * n * rows, 4 * n):
             total = total + load(f32x16, held + place + at)
