@@ -43,6 +43,7 @@ def quiet(monkeypatch, request):
     """Words do not depend on what else runs beside the tests; the fixture ``crowded`` says that something does."""
     if "crowded" not in request.fixturenames:
         monkeypatch.setattr("kit.lab.measuring.busy.Busy.seen", lambda self, others: self)
+        monkeypatch.setattr("kit.lab.measuring.state.cores_used_by_others", lambda: 0.0)
 
 
 # Of each kernel, what it takes beside its tokens and for each of them: rows are the fastest of a few, and floats of many.

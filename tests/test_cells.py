@@ -371,9 +371,6 @@ def machine(monkeypatch):
     monkeypatch.setattr("kit.lab.explaining.peers.of_run", lambda lab, path: ENGINES)  # each a process: tests/test_peers.py
     monkeypatch.setattr("kit.lab.explaining.peers.readings", lambda *_, **__: {})
     monkeypatch.setattr("kit.lab.findings.pressed.measure", lambda path, *how: FROM_DISK.get(path) or measured_once(path, *how))
-    monkeypatch.setattr(
-        "kit.lab.measuring.state.settle", lambda patience: ""
-    )  # what other processes do is no sentence of the page
     monkeypatch.setattr(dequantizers, "measure", lambda path: dequantized())
     monkeypatch.setattr(own_engine, "explain", lambda *_: server())  # a real one: tests/test_server_causes.py
     monkeypatch.setattr(own_engine, "in_turn", lambda *_: own_engine.Tried((0.1, 0.11, 0.1), (0.04, 0.05, 0.04)))

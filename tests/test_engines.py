@@ -248,7 +248,6 @@ def roof(monkeypatch, quiet):
     given = bounds_of.Roof(1e6, {"float32": 1e6, "int8": 4e6}, {})
     monkeypatch.setattr(bounds_of, "measured", lambda: bounds_of.Roof(**vars(given)))
     monkeypatch.setattr(bounds_of, "again", lambda roof: None)
-    monkeypatch.setattr(state, "cores_used_by_others", lambda: 0.0)
     return given
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import kit
 from kit.errors import ReportError
 from kit.lab.claims.judge import Ratio, judge, pooled, spread_of, times, widened
 from kit.lab.claims.table import VERDICTS
@@ -260,3 +261,22 @@ def test_three_runs_show_what_runs_differ_by_and_two_do_not():
     for runs, accept in ((3, (9.8, 10.4)), (2, (8.8, 11.5))):  # their medians alone lie inside, with what runs differ by not
         rows = [judged([value] * 3, accept) for value in (10.0, 10.2, 10.1)[:runs]]
         assert pooled(rows)[0] == ("reproduced" if runs == 3 else "undecided here")
+
+
+def test_times_of_a_busy_machine_decide_nothing(tmp_path, monkeypatch):
+    """Page 04 judged "not reproduced" by times that other processes had disturbed, below its own words "no comparison"."""
+    lab = kit.Session("04_attention", "smoke", out=str(tmp_path / "run"))
+    given = {"claim": "simd", "quantity": "q", "unit": "s", "accept": (2.0, 3.0), "text": "it is so"}
+    words = {}
+    for busy in ("", "other processes use 1.6 cores"):
+        monkeypatch.setattr(
+            "kit.lab.claims.session.kept.take", lambda kind, of, look, busy=busy: {"busy": busy} if busy else {}
+        )
+        rows = [
+            lab.judge(samples=[1.0] * 9, how=how, **given | {"unit": unit})
+            for how, unit in (("measured", "s"), ("counted", "B"))
+        ]
+        words[busy] = [row.verdict for row in rows]
+    assert words == {"": ["not reproduced"] * 2, busy: ["undecided here", "not reproduced"]}
+    assert lab.judge(samples=[1.0] * 9, **given).reason == f"busy machine: {busy}; a quiet one would decide it"
+    assert lab.judge(**given, missing="no GPU").verdict == "not measurable here"

@@ -1,7 +1,7 @@
 """THE verdict engine: from the region that a claim accepts, what is possible at all, and samples, to a verdict."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -115,6 +115,14 @@ def judge(
         upper=upper, upper_source=at_most[1] if at_most else "",
         state=state.to_dict() if state else {}, status="skipped" if missing else "ok",
     )  # fmt: skip
+
+
+def beside_others(record: Record, busy: str) -> Record:
+    """The record of a machine that is ``busy`` (why, in words; empty: it is not): times that other processes disturbed decide
+    nothing."""
+    if not (busy and record.verdict and record.how == "measured" and record.status == "ok"):
+        return record
+    return replace(record, verdict="undecided here", reason=f"busy machine: {busy}; a quiet one would decide it")
 
 
 def pooled(rows: Sequence[Record]) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from kit.lab import figures, profiles, tables
 from kit.lab.claims import records
 from kit.lab.claims import table as claims
 from kit.lab.claims.gates import LEAST
-from kit.lab.claims.judge import judge
+from kit.lab.claims.judge import beside_others, judge
 from kit.lab.measuring import disk, kept, limits, machine, state
 from kit.lab.measuring.doctor import check_device
 from kit.lab.measuring.gpu import Limits
@@ -139,6 +139,7 @@ class Session:
         where = {"device": device} | ({"gpu": self.gpu.name} if device == "cuda" else {})
         seen = row.state or self.state(f"{row.claim} {row.quantity}")
         given = self.parameters | row.parameters | where
+        row = beside_others(row, seen.get("busy", ""))
         record = replace(
             row, run_id=self.out.name, notebook=self.notebook, parameters=given, machine_id=self.machine.id,
             commit=machine.git_commit(), kit_version=kit.__version__, state=seen,

@@ -154,9 +154,9 @@ class Disturbed(str):
     others = 0.0
 
 
-def settle(patience: float, used: Callable[[], float] = cores_used_by_others, sleep: Callable = time.sleep) -> str:
+def settle(patience: float, used: Callable[[], float] | None = None, sleep: Callable = time.sleep) -> str:
     """Wait up to ``patience`` seconds until other processes leave the cores; returns "" then, else a Disturbed."""
-    waited = 0.0
+    waited, used = 0.0, used or cores_used_by_others
     while (others := used()) > BUSY:
         if waited >= patience:
             warning = Disturbed(f"other processes use {others:.1f} cores: they disturb times that are measured now")
