@@ -81,12 +81,17 @@ def format_rate(per_second: float) -> str:
     return f"{float(f'{per_second:.3g}'):,.0f}" if abs(per_second) >= 100 else f"{per_second:.3g}"
 
 
-def with_error(value: float, error: float | None, digits: str, of_error: str = "") -> str:
-    """``"30.7 ± 0.8"``: a number and its error by their format specifications, which are one unless both are given. An error
-    that is as large as its number says only that little is known: ``"25.3 (uncertain)"``; None or NaN: it is not known."""
+def with_error(value: float, error: float | None, digits: str) -> str:
+    """``"30.7 ± 0.8"``: a number and its error by one format specification. An error that is as large as its number says only
+    that little is known: ``"25.3 (uncertain)"``; None or NaN: it is not known."""
     if error is None or math.isnan(error):
         return f"{value:{digits}}"
-    return f"{value:{digits}} ± {error:{of_error or digits}}" if error < abs(value) else f"{value:{digits}} (uncertain)"
+    return f"{value:{digits}} ± {error:{digits}}" if error < abs(value) else f"{value:{digits}} (uncertain)"
+
+
+def places_of(error: float) -> int:
+    """Decimal places with which an error has one digit, or two: 12 has none, 0.8 and 2.1 have one, 0.04 two, 0 one."""
+    return 0 if error >= 9.95 else next((places for places in (1, 2, 3) if error == 0 or error >= 0.95 * 10.0**-places), 3)
 
 
 def brief(value: float, unit: str = "s") -> str:

@@ -92,6 +92,14 @@ def test_an_error_as_large_as_its_number_is_said_in_a_word():
         "2.5 ± 2.4", "2.5 (uncertain)", "2.5 (uncertain)", "2.5", "2.5"]  # fmt: skip
 
 
+def test_a_speed_has_as_many_places_as_its_error():
+    """ "43 ± 0.8"."""
+    told = [Row("", "kit", speed, speed - error, speed + error).told for speed, error in (
+        (43.0, 0.8), (42.0, 1.06), (5.2, 0.04), (333.2, 12.3), (1204.0, 31.0), (43.0, 0.0))]  # fmt: skip
+    assert told == ["43.0 ± 0.8", "42.0 ± 1.1", "5.20 ± 0.04", "333 ± 12", "1,204 ± 31", "43.0 ± 0.0"]
+    assert (Row("", "limit", 45.64).told, Row("", "limit", 1204.4).told) == ("45.6", "1,204")
+
+
 def test_an_interval_that_passes_the_limit_is_explained():
     """A row of 39.8 ± 6.3 under a limit of 41.8 was left to the reader."""
     assert answer_table.note(ROWS) == "" and answer_table.text(ROWS).splitlines()[-1].startswith("exact")

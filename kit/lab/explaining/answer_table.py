@@ -12,7 +12,7 @@ from kit.lab.engines.table import EXACT, OURS, PROGRAM
 from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.losses import of as losses_of
 from kit.products import by_linear
-from kit.units import with_error
+from kit.units import places_of, with_error
 
 LIMIT = "limit of memory"
 MOST = 7  # rows: more is no answer
@@ -47,8 +47,9 @@ class Row(NamedTuple):
 
     @property
     def told(self) -> str:
-        """The speed with its error: "30.7 ± 0.8"."""
-        return with_error(self.speed, self.error, ".3g" if self.speed < 1000 else ",.0f", f",.{(self.error or 0) < 9.95:d}f")
+        """The speed with its error, both to one place: "43.0 ± 0.8", "1,204 ± 31"; without one to three digits."""
+        alone = ".3g" if self.speed < 1000 else ",.0f"
+        return with_error(self.speed, self.error, f",.{places_of(self.error)}f" if self.is_certain else alone)
 
 
 SHORT = {row.precision: row.short for row in OURS.values()}  # precision of blocks -> its one word
