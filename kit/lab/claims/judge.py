@@ -119,8 +119,8 @@ def judge(
 
 def beside_others(record: Record, busy: str) -> Record:
     """The record of a machine that is ``busy`` (why, in words; empty: it is not): times that other processes disturbed decide
-    nothing."""
-    if not (busy and record.verdict and record.how == "measured" and record.status == "ok"):
+    nothing. What a limit forbids stays forbidden."""
+    if not busy or record.how != "measured" or record.verdict in ("", "impossible") or record.status != "ok":
         return record
     return replace(record, verdict="undecided here", reason=f"busy machine: {busy}; a quiet one would decide it")
 
