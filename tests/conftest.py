@@ -40,9 +40,11 @@ def pytest_runtest_logfinish():
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, request):
-    """Words do not depend on what else runs beside the tests; the fixture ``crowded`` says that something does."""
+    """Words do not depend on what else runs beside the tests; the fixture ``crowded`` says that something does, and a
+    ``burner`` is seen."""
     if "crowded" not in request.fixturenames:
         monkeypatch.setattr("kit.lab.measuring.busy.Busy.seen", lambda self, others: self)
+    if "burner" not in request.fixturenames:
         monkeypatch.setattr("kit.lab.measuring.state.cores_used_by_others", lambda: 0.0)
 
 

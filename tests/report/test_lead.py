@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -284,17 +285,25 @@ def test_the_limit_is_that_of_the_minutes_in_which_the_engines_ran(tmp_path):
     assert faster.bound
 
 
-def test_a_burner_next_to_a_run_stamps_its_records_its_page_and_the_index(tmp_path, invented_machine):
+@pytest.fixture
+def burner():
+    """A function that starts a process on each core."""
+    with ExitStack() as stack:
+
+        def start():
+            for _ in range(usable_cores()):
+                one = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+                stack.callback(one.kill)  # before it is waited for
+            time.sleep(0.3)
+
+        yield start
+
+
+def test_a_burner_next_to_a_run_stamps_its_records_its_page_and_the_index(tmp_path, invented_machine, burner):
     lab = kit.Session("07_memory_frontier", "smoke", out=str(tmp_path))
     lab.busy = ""  # the burner comes when the notebook has begun
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(usable_cores())]
-    try:
-        time.sleep(0.3)
-        row = lab.record(quantity="a token, blocks as they lie", unit="s", samples=[0.06], lower=0.03)
-    finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
+    burner()
+    row = lab.record(quantity="a token, blocks as they lie", unit="s", samples=[0.06], lower=0.03)
     assert "other processes use" in row.state["busy"]
     run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now", planned=["07_memory_frontier"])
     page, front = html.write(run, "07_memory_frontier").read_text(), index.write(run).read_text()

@@ -139,7 +139,6 @@ class Session:
         where = {"device": device} | ({"gpu": self.gpu.name} if device == "cuda" else {})
         seen = row.state or self.state(f"{row.claim} {row.quantity}")
         given = self.parameters | row.parameters | where
-        row = beside_others(row, seen.get("busy", ""))
         record = replace(
             row, run_id=self.out.name, notebook=self.notebook, parameters=given, machine_id=self.machine.id,
             commit=machine.git_commit(), kit_version=kit.__version__, state=seen,
@@ -154,7 +153,9 @@ class Session:
 
     def judge(self, claim: str, quantity: str, unit: str, samples=(), device="cpu", **rules) -> records.Record:
         """Write the record of a verdict: kit.lab.claims.judge.judge has the ``rules``."""
-        return self.record(judge(claim, quantity, unit, samples, **rules), device)
+        row = judge(claim, quantity, unit, samples, **rules)
+        seen = row.state or self.state(f"{claim} {quantity}")
+        return self.record(replace(beside_others(row, seen.get("busy", "")), state=seen), device)
 
     def verdict(self, claim: str, samples=(), text="", part: int = 0, **rules) -> records.Record:
         """``judge`` by a part of the claim's row in data/claims.yaml: its quantity, in which {name} is a parameter of the run,
