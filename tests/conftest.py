@@ -40,12 +40,17 @@ def pytest_runtest_logfinish():
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, request):
-    """Words do not depend on what else runs beside the tests; the fixture ``crowded`` says that something does, and a
-    ``burner`` is seen."""
+    """Words do not depend on what else runs beside the tests; the fixture ``crowded`` says that something does, and
+    ``measured_load`` that it is measured."""
     if "crowded" not in request.fixturenames:
         monkeypatch.setattr("kit.lab.measuring.busy.Busy.seen", lambda self, others: self)
-    if "burner" not in request.fixturenames:
+    if "measured_load" not in request.fixturenames:
         monkeypatch.setattr("kit.lab.measuring.state.cores_used_by_others", lambda: 0.0)
+
+
+@pytest.fixture
+def measured_load():
+    """For a test with processes that compute beside it."""
 
 
 # Of each kernel, what it takes beside its tokens and for each of them: rows are the fastest of a few, and floats of many.

@@ -182,7 +182,7 @@ def test_a_process_may_say_more_than_a_pipe_holds(tmp_path, monkeypatch):
     assert process.imports == 0.5
 
 
-def test_a_burner_beside_kit_explain_leaves_llama_cpp_out(path, tmp_path, monkeypatch):
+def test_a_burner_beside_kit_explain_leaves_llama_cpp_out(path, tmp_path, monkeypatch, measured_load):
     """Its threads would spin and starve: it is not run, what the kit's ways took is marked, and the answer says so."""
     asked = []
 

@@ -282,7 +282,7 @@ def test_depth(tmp_path):
         with Running(running.url, gbps=lambda: 20.0, budget=60.0) as ran:
             found = {cause.name: cause for cause in ran.deep["causes"]}
             assert ran.deep["positions"] == 1024 and ran.bytes_at(1024) > 3 * ran.bytes_at(48)
-    assert worst(found, but=("busy", *kept_waiting(found))) == "depth", found
+    assert worst(found, but=("busy", "threads")) == "depth", found  # threads: those of this server sleep, and a token is short
     assert ("-ctk q8_0" in found["depth"].remedy) != found["depth"].remedy.startswith("a shorter context: attention computes")
     assert "after 1,024 positions" in found["depth"].evidence
 

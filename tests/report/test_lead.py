@@ -286,7 +286,7 @@ def test_the_limit_is_that_of_the_minutes_in_which_the_engines_ran(tmp_path):
 
 
 @pytest.fixture
-def burner():
+def burner(measured_load):
     """A function that starts a process on each core."""
     with ExitStack() as stack:
 
