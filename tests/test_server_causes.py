@@ -142,8 +142,8 @@ def test_a_context_is_named_where_the_file_alone_would_fit():
 
 
 @pytest.mark.parametrize("kept, command, flags", [
-    (0.9, (), "-ctk q8_0 -ctv q8_0 -fa on"), (0.2, (), ""), (0.2, ("-fa", "off"), "-fa on"),
-    (0.9, ("--flash-attn", "off"), "-fa on"), (0.2, ("-fa", "on"), ""),
+    (0.9, (), "-ctk q8_0 -ctv q8_0 -fa on"), (0.2, (), ""), (0.2, ("-fa", "off"), ""),
+    (0.9, ("--flash-attn", "off"), "-ctk q8_0 -ctv q8_0 -fa on"), (0.2, ("-fa", "on"), ""),
 ])  # fmt: skip
 def test_a_cache_of_fewer_bits_is_advised_only_where_reading_it_takes_the_time(kept, command, flags):
     """A llama-server on two cores took 24 ms with it, and 14 without: its attention computes."""

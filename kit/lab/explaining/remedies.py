@@ -13,16 +13,16 @@ from kit.units import brief, format_bytes, format_seconds
 
 FLAGS = {  # of llama-server: cause -> what to start it with, in place of what it has
     "threads": "-t {cores}", "load": "--sleep-idle-seconds -1", "reprocess": "{reuse}",
-    "depth": "-ctk q8_0 -ctv q8_0 -fa on", "attention": "-fa on",
+    "depth": "-ctk q8_0 -ctv q8_0 -fa on",
     "context": "-c {context} -ctk q8_0 -ctv q8_0", "lock": "--mlock",
 }  # fmt: skip
-_ATTENTION, _HALF = ("-fa", "--flash-attn"), 0.5
+_HALF = 0.5
 # engine -> cause -> remedy; "" is for any engine. {names} are filled from ServerFacts.
 REMEDIES = {
     "llama-server": {
         "threads": "{flags}", "load": "{flags} keeps the model loaded",
         "reprocess": "{told}", "depth": "{flags} halves the bytes of keys and values",
-        "attention": "{flags} attends in one pass", "context": "{flags} leaves the weights their memory", "lock": "{flags}",
+        "context": "{flags} leaves the weights their memory", "lock": "{flags}",
     },
     "Ollama": {
         "threads": "PARAMETER num_thread {cores} in the Modelfile, or num_thread in the options of a request",
@@ -109,10 +109,9 @@ def remedy(name: str, facts: ServerFacts, seen: Seen) -> tuple[str, str]:
 
 
 def _depth(facts: ServerFacts) -> str:
-    """Which remedy. llama-server at 3,500 positions on two cores: 14 ms with -fa on, 17 with -fa off, 24 with q8_0, because
-    attention computes there."""
-    if facts.engine == "llama-server" and facts.owner and facts.owner.flag(_ATTENTION) in ("off", "0", "false", "disabled"):
-        return "attention"
+    """Which remedy. q8_0 only where reading takes most of it: at 3,500 positions on two cores it took 24 ms in place of 14,
+    because attention computes there. Nothing of -fa alone: it took 14 ms in place of 17 there, and 32 in place of 19 in the
+    wheel's server at 4,096."""
     return "depth" if facts.kept > _HALF else "positions"
 
 
