@@ -272,11 +272,11 @@ def test_times_of_a_busy_machine_decide_nothing(tmp_path, monkeypatch):
         monkeypatch.setattr(
             "kit.lab.claims.session.kept.take", lambda kind, of, look, busy=busy: {"busy": busy} if busy else {}
         )
-        rows = [
-            lab.judge(samples=[1.0] * 9, how=how, **given | {"unit": unit})
-            for how, unit in (("measured", "s"), ("counted", "B"))
-        ]
+        kinds = ("measured", "s"), ("measured", "tok/s"), ("measured", "x"), ("measured", "B"), ("counted", "B")
+        rows = [lab.judge(samples=[1.0] * 9, how=how, **given | {"unit": unit}) for how, unit in kinds]
         words[busy] = [row.verdict for row in rows]
-    assert words == {"": ["not reproduced"] * 2, busy: ["undecided here", "not reproduced"]}
+    assert words == {"": ["not reproduced"] * 5, busy: ["undecided here"] * 3 + ["not reproduced"] * 2}
+    forbidden = lab.judge(samples=[1.0] * 9, **given | {"at_most": (1.5, "a sheet")})
+    assert forbidden.verdict == "impossible", "whatever else runs"
     assert lab.judge(samples=[1.0] * 9, **given).reason == f"busy machine: {busy}; a quiet one would decide it"
     assert lab.judge(**given, missing="no GPU").verdict == "not measurable here"

@@ -118,9 +118,10 @@ def judge(
 
 
 def beside_others(record: Record, busy: str) -> Record:
-    """The record of a machine that is ``busy`` (why, in words; empty: it is not): times that other processes disturbed decide
-    nothing. What a limit forbids stays forbidden."""
-    if not busy or record.how != "measured" or record.verdict in ("", "impossible") or record.status != "ok":
+    """The record of a machine that is ``busy`` (why, in words; empty: it is not): times, rates and ratios that other processes
+    disturbed decide nothing. Bytes and shares do, and what a limit forbids stays forbidden."""
+    disturbed = record.how == "measured" and drift.kind_of_unit(record.unit) is not None
+    if not busy or not disturbed or record.verdict in ("", "impossible") or record.status != "ok":
         return record
     return replace(record, verdict="undecided here", reason=f"busy machine: {busy}; a quiet one would decide it")
 
