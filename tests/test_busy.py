@@ -14,7 +14,7 @@ from kit.lab.commands import cli
 from kit.lab.drafts import explain
 from kit.lab.engines.bounds_of import Roof
 from kit.lab.explaining import answer, offer, quants, sentences
-from kit.lab.measuring import busy, child, measurements, pages, process
+from kit.lab.measuring import busy, child, measurements, pages, process, state
 from kit.lab.measuring.busy import Busy, apart
 from kit.lab.measuring.group import Group, missing_rights
 from kit.lab.predicting.ways import Prediction
@@ -28,6 +28,7 @@ LINE = "Busy machine: others used "
 def crowded(monkeypatch):
     """Others use 1.6 cores, as every look sees them; what is left of the real machine does not count."""
     seen = Busy.seen
+    monkeypatch.setattr(state, "cores_used_by_others", lambda: 1.6)
     monkeypatch.setattr(Busy, "seen", lambda self, others: seen(self, 1.6))
     monkeypatch.setattr(busy, "look", lambda seconds=0: 1.6)
 
