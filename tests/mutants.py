@@ -190,9 +190,11 @@ class Mutants:
 
     def pytest_runtestloop(self, session):
         session.config.pluginmanager.get_plugin("terminalreporter")._tw._file = open(os.devnull, "w")
-        ran = forked(self._ran, session)
+        ran, imported = forked(self._ran, session) or (None, ())
         if ran is None:
             raise session.Failed("the tests fail without a mutant")
+        for name in imported:  # once, and not in each forked process: numba alone takes a second
+            importlib.import_module(name)
         for number in self.chosen:
             if time.monotonic() > self.ends:
                 break
@@ -207,9 +209,9 @@ class Mutants:
                 print(f"{self.module.__file__}:{node.lineno}: {text}", file=self.out, flush=True)
         return True
 
-    def _ran(self, session) -> list:
-        """(seconds, lines of the module that ran) of each test."""
-        ran = []
+    def _ran(self, session) -> tuple[list, list[str]]:
+        """(seconds, lines of the module that ran) of each test, and the modules of the kit that they imported."""
+        ran, before = [], {*sys.modules}
         for item, after in pairwise([*session.items, None]):
             lines, start = set(), time.perf_counter()
             sys.settrace(functools.partial(self._note, lines))
@@ -219,7 +221,7 @@ class Mutants:
             ran.append((time.perf_counter() - start, sorted(lines)))
         if session.testsfailed:
             raise AssertionError
-        return ran
+        return ran, sorted(name for name in {*sys.modules} - before if name.startswith("kit."))
 
     def _note(self, lines: set, frame, *_):
         """Trace the lines of the module's frames."""
