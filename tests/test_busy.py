@@ -18,7 +18,8 @@ from kit.lab.measuring import busy, child, measurements, pages, process, state
 from kit.lab.measuring.busy import Busy, apart
 from kit.lab.measuring.group import Group, missing_rights
 from kit.lab.predicting.ways import Prediction
-from kit.model.footprint import COMPILING, has_run
+from kit.model import budget, footprint
+from kit.model.footprint import COMPILING, added_by_slots, has_run
 from kit.system import groups, python
 
 LINE = "Busy machine: others used "
@@ -189,7 +190,7 @@ def test_the_plan_is_the_peak_within_a_tenth(files, name, request):
 def test_every_command_says_one_number(files):
     path = files["tiny-qwen3moe"]
     with kit.open(path) as file:
-        right = process.process_bytes(file)
+        right = process.process_bytes(file) + added_by_slots(file)
         told = kit.units.format_bytes(right)
     experts = json.loads(run("experts", path, "--memory", "1GiB", "--json").stdout)
     assert experts["process_bytes"] == right and f"{told} for the process" in run("experts", path, "--memory", "1GiB").stdout
@@ -202,6 +203,22 @@ def test_every_command_says_one_number(files):
     with kit.open(path) as file:
         has_run(file)
         assert right - process.process_bytes(file) in (0, COMPILING)
+
+
+def test_slots_that_never_ran_plan_for_their_kernels(files, tmp_path, monkeypatch):
+    """Where the mapped file had run, the first run with slots held 461 MiB of 420."""
+    monkeypatch.setattr(footprint.tasks, "beside", lambda name: tmp_path / name)
+    with kit.open(files["tiny-qwen3moe"]) as file:
+        plans = [footprint.added_by(file) + added_by_slots(file)]
+        for slots in (False, True, False):
+            has_run(file, slots)
+            plans.append(footprint.added_by(file) + added_by_slots(file))
+        assert plans == [plans[-1] + COMPILING, plans[-1] + COMPILING, plans[-1], plans[-1]]
+        memory = budget.divide(file, "1GiB", process=0).held - 1
+        assert budget.divide(file, memory, process=0).slots
+        next(tmp_path.glob("*slots*")).unlink()
+        with pytest.raises(kit.KitError, match="is too little"):
+            budget.divide(file, memory, process=0)
 
 
 def test_a_machine_that_starts_no_process_has_a_plan(monkeypatch):

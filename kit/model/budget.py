@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple
 
 from kit.errors import GGUFError, ModelError
-from kit.model.footprint import COMPILING, LIBRARIES, RUNNING, process_bytes
+from kit.model.footprint import COMPILING, LIBRARIES, RUNNING, added_by_slots, process_bytes
 from kit.model.pinned import PinnedBlocks
 from kit.model.slot_layout import SlotLayout
 from kit.model.slots import Slots
@@ -80,6 +80,8 @@ def divide(file, memory: int | str, context=None, kv_dtype="float32", rows: int 
 
     if dense + experts <= left:
         return budget(mapped=dense + experts)
+    if experts:
+        process, left = process + (added := added_by_slots(file)), left - added
     least = dense + SlotLayout(file).least if experts else _largest(file, used)
     if left < least:
         needs = format_bytes(least + memory - left)

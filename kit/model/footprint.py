@@ -23,13 +23,20 @@ def added_by(file) -> int:
     return ENTRY * len(file.metadata.get("tokenizer.ggml.tokens", ())) + (0 if _ran(file).exists() else COMPILING)
 
 
-def has_run(file) -> None:
-    """Note that the kernels of an open file's formats are compiled."""
+def added_by_slots(file) -> int:
+    """Bytes that slots of experts add to ``added_by`` where only the mapped file has run: their kernels are others."""
+    return COMPILING if _ran(file).exists() and not _ran(file, "slots").exists() else 0
+
+
+def has_run(file, slots: bool = False) -> None:
+    """Note that the kernels of an open file's formats are compiled, and with ``slots`` those of its experts in slots."""
     try:
         _ran(file).touch()
+        if slots:
+            _ran(file, "slots").touch()
     except OSError:  # nowhere to note it: the next plan is larger than it needs to be
         return
 
 
-def _ran(file):
-    return tasks.beside("ran-" + "-".join(sorted({info.qtype for info in file.tensors.values()})))
+def _ran(file, *how: str):
+    return tasks.beside("-".join(["ran", *how, *sorted({info.qtype for info in file.tensors.values()})]))

@@ -184,7 +184,7 @@ def _generated(model, prompt, max_tokens, sample, on_text, stop_at_end, cache, d
             answer.stopped = "context"
             break
     answer.text = "".join(text)
-    has_run(model.file)
+    has_run(model.file, slots=bool(model.weights.experts))
     answer.nbytes = bytes_read(model.file, model.trace.spans[before:], counts)
     return answer
 

@@ -41,6 +41,7 @@ def command(routes, model, memory, disk, as_json, report):
     from kit.lab.predicting.expert_caches import ExpertBudget, dense_bytes
     from kit.lab.predicting.opening import open_file
     from kit.lab.predicting.routes import CAPTURES, read_routes, request_bytes
+    from kit.model.footprint import added_by_slots
     from kit.units import finite, parse_bytes, to_json
 
     try:
@@ -70,7 +71,7 @@ def command(routes, model, memory, disk, as_json, report):
         routed = routing.given(routes, model or "")
         dense, each = (dense_bytes(file), request_bytes(file)) if file else (int(routed.dense_bytes.sum()), 0)
         large = file and file.largest
-        process = process_bytes(file or None)
+        process = process_bytes(file or None) + (added_by_slots(file) if file else 0)
     if drawn:
         basis.append(
             f"simulated routing, because no record was given: {len(routed.decoded)} tokens that use {routed.used:.0f} of "
