@@ -22,7 +22,7 @@ def ask(function, *arguments, **how):
 
 
 def told(*arguments):
-    print("what a library says")
+    print("what a library says\nin two lines")
     print("and warns of", file=sys.stderr)
     return {"process": os.getpid(), "arguments": arguments, "unknown": math.nan, "variable": os.environ.get("TOLD")}
 

@@ -1,15 +1,18 @@
 """The conditions of a measurement: whatever a speed depends on is part of its key."""
 
+import math
 import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from invented import MACHINE
 
-from kit.errors import KitWarning
+from kit.cpu import simd
+from kit.errors import KitError, KitWarning
 from kit.lab.measuring import conditions, kept, machine, sound
 from kit.lab.measuring.doctor import VARIABLES
 from kit.lab.report import html
@@ -72,6 +75,57 @@ def test_the_code_that_computes_is_of_the_key(monkeypatch):
     conditions.code.cache_clear()
 
 
+@pytest.mark.parametrize("told, choice", [
+    ("always [madvise] never\n", "madvise"), ("performance\n", "performance"), ("", None),
+])  # fmt: skip
+def test_a_choice_of_the_system_is_the_one_in_brackets_and_changes_no_computed_value(monkeypatch, told, choice):
+    monkeypatch.setattr(conditions, "text_of", lambda path: told)
+    assert {conditions.conditions().get(name) for name in conditions._SYSTEM} == {choice}
+    assert conditions.computing() == {
+        name: value for name, value in conditions.conditions().items() if name not in ("large_pages", "governor")
+    }
+
+
+@pytest.mark.parametrize("name, value, wrong", [
+    ("KIT_THREADS", "many", True), ("KIT_PATIENCE", "soon", True), ("KIT_SIMD", "mmx", True), ("KIT_SIMD", "plain", False),
+    ("KIT_SIMD", "", False),
+])  # fmt: skip
+def test_a_variable_that_nothing_follows_is_said_and_no_tier_is_compiled_for_it(monkeypatch, name, value, wrong):
+    for each in ("KIT_THREADS", "KIT_PATIENCE", "KIT_SIMD"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, value)
+    entered, using = [], simd.using
+    monkeypatch.setattr(simd, "using", lambda tier: entered.append(tier) or using(tier))
+    if not wrong:
+        conditions.check_variables()
+        assert not entered, "each tier that this CPU has tests itself, which compiles for seconds"
+        return
+    with pytest.raises(KitError, match=value):
+        conditions.check_variables()
+
+
+def test_without_a_variable_nothing_is_asked(monkeypatch):
+    for each in ("KIT_THREADS", "KIT_PATIENCE", "KIT_SIMD"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setattr("kit.system.cores.threads_asked", lambda: pytest.fail("which asks the system for its cores"))
+    conditions.check_variables()
+
+
+def test_a_build_is_its_libraries_sizes_and_times_and_not_when_they_were_read(tmp_path):
+    library, beside = tmp_path / "libllama.so", tmp_path / "libggml.so.0"
+    missing = conditions.build(library)
+    library.write_bytes(b"one")
+    os.utime(library, ns=(5, 7))
+    seen = [missing, conditions.build(library)]
+    os.utime(library, ns=(6, 7))
+    assert conditions.build(library) == seen[-1]
+    later, longer = lambda: os.utime(library, ns=(5, 8)), lambda: library.write_bytes(b"longer")
+    for change in (later, longer, lambda: beside.write_bytes(b"")):
+        change()
+        seen.append(conditions.build(library))
+    assert len({*seen}) == 5
+
+
 def _run(folder):
     return runs.Run(folder, runs.Request(), machine.machine_id(), "0", "c", "now")
 
@@ -98,6 +152,57 @@ def test_a_machine_is_checked_field_by_field(field, value):
         return
     with pytest.raises(ValueError, match=field):
         sound.row_of(machine.Machine, row)
+
+
+@dataclass
+class Part:
+    size: int
+
+
+@dataclass
+class Row:
+    """Of every kind of annotation that a row has."""
+
+    needed: int
+    also: float
+    default: str = "a"
+    made: list[int] = field(default_factory=list)
+    many: tuple[float, ...] = ()
+    named: dict[str, int] = field(default_factory=dict)
+    maybe: Path | None = None
+    flag: bool = False
+    part: Part | None = None
+
+
+WHOLE = {"needed": 3, "also": 2}
+
+
+@pytest.mark.parametrize("more, name, value", [
+    ({}, "made", []), ({"also": 2}, "also", 2.0), ({"needed": 3.0}, "needed", 3), ({"made": [1, 2]}, "made", [1, 2]),
+    ({"many": [1, 2.5]}, "many", (1.0, 2.5)), ({"named": {"a": 1}}, "named", {"a": 1}),
+    ({"maybe": "a/b"}, "maybe", Path("a/b")),
+    ({"maybe": None}, "maybe", None), ({"flag": True}, "flag", True), ({"part": Part(1)}, "part", Part(1)),
+    ({"also": sys.float_info.max}, "also", sys.float_info.max),
+])  # fmt: skip
+def test_a_row_has_each_field_by_its_kind(more, name, value):
+    found = getattr(sound.row_of(Row, WHOLE | more), name)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("row, says", [
+    ([], "list in place of an object"), (WHOLE | {"strange": 1}, "no field is named 'strange'"),
+    ({"also": 2}, "needed is missing"),
+    ({"needed": 3}, "also is missing"), (WHOLE | {"needed": 3.5}, "needed is 3.5"),
+    (WHOLE | {"needed": True}, "needed is True"),
+    (WHOLE | {"also": math.nan}, "also is nan"), (WHOLE | {"also": -math.inf}, "also is -inf"),
+    (WHOLE | {"default": 1}, "default"),
+    (WHOLE | {"made": [1, "x"]}, "made is 'x'"), (WHOLE | {"many": {}}, "many"),
+    (WHOLE | {"named": {"a": "x"}}, "named is 'x'"),
+    (WHOLE | {"flag": 1}, "flag is 1"), (WHOLE | {"maybe": 1}, "maybe is 1"), (WHOLE | {"part": {"size": 1}}, "part"),
+])  # fmt: skip
+def test_a_field_that_is_wrong_is_named(row, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        sound.row_of(Row, row)
 
 
 def test_a_run_s_state_is_checked_field_by_field(tmp_path):

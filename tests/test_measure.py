@@ -123,10 +123,62 @@ def test_a_run_that_waited_in_vain_does_not_wait_so_long_again(tmp_path, monkeyp
     assert waited == [20, 2, 20]
 
 
-def test_bootstrap_interval_holds_the_median():
-    values = np.random.default_rng(1).normal(5, 1, 200)
-    low, high = measure.bootstrap_median(values)
-    assert low < np.median(values) < high < low + 0.6
+@pytest.mark.parametrize("ratios, edges, right", [
+    ([1.5, 2.0], (None,), True), ([1.5, 2.0], (3.3,), True), ([1.5, 2.0], (3.0,), False), ([1.5, 2.0], (1.0,), False),
+    ([1.5, 2.0], (0.9,), True), ([1.5, 2.0], (9.0, 1.7), False), ([1.0, 1.05], (1.0,), True), ([1.0, 1.06], (1.0,), False),
+    ([0.0, 0.0], (0.0,), False),
+])  # fmt: skip
+def test_an_edge_is_clear_beyond_what_runs_differ_by(monkeypatch, ratios, edges, right):
+    """Runs differ by a factor of 1.5, and an interval of a twentieth is as narrow as any."""
+    monkeypatch.setattr(measure.drift, "factor", lambda unit: 1.5)
+    monkeypatch.setattr(measure, "interval_of", lambda values: (min(values), max(values)))
+    assert measure.decided(ratios, edges) is right
+
+
+@pytest.mark.parametrize("values, interval", [([3.0], (3.0, 3.0)), ([1.0, 3.0], (1.0, 3.0)), ([5.0] * 3, (5.0, 5.0))])
+def test_an_interval_within_its_samples_is_no_wider_than_they_are(values, interval):
+    assert measure.interval_within(values) == pytest.approx(interval)
+
+
+@pytest.mark.parametrize("seconds, least, calls, took", [
+    (0.1, 0.4, 4, 0.1), (0.1, 0.0, 1, 0.1), (1.0, 0.4, 1, 1.0), (0.0, 5e-9, 5, 0.0), (0.25, 0.6, 2, 0.25),
+])  # fmt: skip
+def test_a_sample_is_as_many_calls_as_its_time_holds(seconds, least, calls, took):
+    """One call is the warm-up and one counts, where a least time is asked for."""
+    world = World()
+    sample, first = measure.sampler(world.work("a", seconds), least, world.clock)
+    before = len(world.log)
+    assert before == (2 if least else 1) and first == seconds and sample() == pytest.approx(took)
+    assert len(world.log) - before == calls
+
+
+def test_rounds_are_taken_again_until_enough_are_of_one_state():
+    """Of 3 and 3 in two states, whose batches are between probes, three in a row are one state; 9 are tried at most."""
+    one = {"x": lambda: 1.0}
+    world = World(FAST, SLOW, FAST, FAST)
+    found = measure.rounds(one, 3, 0, **world.given())
+    assert (len(found.seconds["x"]), found.left_out, found.state) == (3, 6, FAST)
+    world = World(*[FAST, SLOW] * 9)
+    found = measure.rounds(one, 3, 0, **world.given())
+    assert (len(found.seconds["x"]), found.left_out, found.state) == (9, 0, None)
+    world = World(FAST, SLOW, SLOW, State(40.0, 10.0), State(40.0, 10.0))
+    found = measure.rounds(one, 2, 0, **world.given())
+    assert (len(found.seconds["x"]), found.state) == (2, SLOW), "the first of two that are as frequent"
+
+
+def test_more_rounds_are_taken_until_enough_or_the_budget_is_over():
+    for budget, enough, count in ((0.0, 9, 2), (100.0, 6, 6), (4.0, 99, 4), (3.0, 99, 4)):
+        world = World()
+        ways = {"x": lambda world=world: world.work("x", 1.0)() or 1.0}
+        found = measure.rounds(
+            ways, 2, budget, lambda so_far, enough=enough: len(so_far.seconds["x"]) >= enough, **world.given()
+        )
+        assert len(found.seconds["x"]) == count and found.median("x") == 1.0
+
+
+def test_a_ratio_is_of_the_same_round():
+    found = measure.Rounds({"a": (1.0, 2.0, 4.0), "b": (3.0, 2.0, 2.0)})
+    assert [*found.ratios()] == [3.0, 1.0, 0.5] and found.ratio == 1.0 and found.median("b") == 2.0
 
 
 def student_cdf(t, freedom):

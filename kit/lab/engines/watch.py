@@ -54,7 +54,7 @@ class Seen:
     def woken(self) -> int:
         """How often a thread was woken by another one: sleeps that no fault made; 0 where that is too rare to cost time."""
         by_others = max(0, self.sleeps - self.faults)
-        return by_others if by_others > _OFTEN * self.seconds * max(1, self.workers) else 0
+        return by_others if by_others > _OFTEN * self.seconds * self.workers else 0
 
 
 class _Counts(NamedTuple):

@@ -69,7 +69,7 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     """
     seen, token = window.seen, window.seconds
     if not seen.known:
-        seen = Seen(window.seconds * max(1, window.tokens))
+        seen = Seen(window.seconds)
     wall = max(seen.seconds, 1e-9)
     halves = max(1.0, min(seen.workers, seen.cores) / 2)
     held = min(seen.throttled / wall / halves, 1 - max(seen.ran, default=0.0))
@@ -79,7 +79,7 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     reads = seen.faults + seen.read + seen.swapped > 0
     kernel = seen.kernel / wall / max(1, seen.faults + seen.woken)
     disk = min(1.0, seen.disk + kernel * seen.faults) if reads else 0.0
-    paged = min(1.0, seen.swapped / max(seen.read, seen.swapped, 1))
+    paged = seen.swapped / max(seen.read, seen.swapped) if seen.swapped else 0.0
     over = max(0.0, token - window.reported) / token if window.reported else 0.0
     none_ran = 1 - sum(seen.ran) - disk - held - over if mean > _WAITS else 0.0
     others = 0.0 if excess else min(seen.others, max(none_ran, 1 - math.prod(1 - share for share in waits)))
@@ -102,8 +102,8 @@ def _asleep(seen: Seen, known: float, others: float, kernel: float) -> float:
     causes have, ``others``: other processes; ``kernel``: of a sleep."""
     if not seen.woken:
         return 0.0
-    cores = max(1, min(seen.workers, seen.cores))
-    taken = others if seen.workers <= seen.cores else min(1.0, seen.others / seen.cores)
+    cores = min(seen.workers, seen.cores)
+    taken = others if seen.workers <= seen.cores else seen.others / seen.cores
     return max(0.0, 1 - sum(seen.ran) / cores - known - taken) + kernel * seen.woken
 
 

@@ -142,7 +142,7 @@ def patience(seconds: float = 10.0) -> float:
     try:
         value = float(asked or seconds)
     except ValueError:
-        value = -1.0
+        value = math.nan
     if not 0 <= value < math.inf:
         raise ReportError(f"KIT_PATIENCE={asked}: give seconds to wait for other processes, or unset it")
     return value
@@ -162,6 +162,7 @@ def settle(patience: float, used: Callable[[], float] | None = None, sleep: Call
             warning = Disturbed(f"other processes use {others:.1f} cores: they disturb times that are measured now")
             warning.others = others
             return warning
-        sleep(min(2.0, patience - waited))
-        waited += min(2.0, patience - waited)
+        wait = min(2.0, patience - waited)
+        sleep(wait)
+        waited += wait
     return ""
