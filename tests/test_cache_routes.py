@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ import kit
 from benchmarks._oracle import write
 from kit.cache.replay import replay_hits
 from kit.errors import TraceError
+from kit.gguf.reader import TensorInfo
 from kit.lab.commands.cli import main
-from kit.lab.predicting import routes
+from kit.lab.predicting import route_text, routes
 from kit.lab.predicting.bounds import stack_distances
 from kit.lab.synthetic.write import synthesize
 
@@ -100,13 +102,44 @@ def test_readers_agree_on_tokens_layers_and_experts(tmp_path):
     with pytest.raises(TraceError, match=r"moe.csv: the record does not give the bytes of an expert; also name the model"):
         moe.requests()
     for name in ("again.jsonl", "again.jsonl.gz"):
-        again = routes.read_routes(routes.write_routes(trace, tmp_path / name))
+        again = routes.read_routes(written := routes.write_routes(trace, tmp_path / name))
+        assert (written.read_bytes()[:2] == b"\x1f\x8b") == name.endswith("gz")
         assert again.decoded == trace.decoded and again.requests() == accesses and again.name == "toy.gguf"
+
+
+HEADS = {  # what says little or much of a model -> what is read of it
+    # (name, tokens, layers, experts of the rows; prompt, experts of a layer; their bytes, those of the rest; what was held)
+    "layer,expert\n0,0\n": ("r", [0], [0], [0], 0, 1, [0], [0], None),
+    "layer,expert\n0,0\n0,1\n1,0\n1,1\n0,1\n1,0\n": (
+        "r", [0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 0, 1], [0, 1, 0, 1, 1, 0], 1, 2, [0, 0], [0, 0], None,
+    ),
+    '{"layer": 0, "token": 0, "ids": [0]}': ("r", [0], [0], [0], 0, 1, [0], [0], None),
+    f'{{"model": "{"m" * 201}", "experts": 3, "expert_bytes": [5]}}\n{{"layer": 0, "token": 0, "ids": [0]}}': (
+        "m" * 200 + " ...", [0], [0], [0], 0, 3, [5], [0], None,
+    ),
+    "# route_trace v1\n# layer=0 expert_bytes=3 dense_bytes=4\nphase,step,layer,expert,residency\n1,0,0,0,0\n1,1,0,0,1": (
+        "r", [0, 1], [0, 0], [0, 0], 0, 1, [3], [4], [False, True],
+    ),
+    f"# route_trace v1\n# model={'m' * 201} n_expert=5\n# layer=2 expert_bytes=3 dense_bytes=4\n"
+    "# layer=10000 expert_bytes=1 dense_bytes=1\n# layer=1 expert_bytes=6 dense_bytes=7\n"
+    "step,phase,layer,expert,residency\n0,0,1,0,0\n1,1,1,0,2": (
+        "m" * 200 + " ...", [0, 1], [1, 1], [0, 0], 1, 5, [0, 6, 3], [0, 7, 4], [False, True],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HEADS, ids=range(len(HEADS)))
+def test_what_a_record_says_of_its_model_and_what_its_rows_say(text, tmp_path):
+    (tmp_path / "r").write_text(text)
+    found = routes.read_routes(tmp_path / "r")
+    told = [value.tolist() if isinstance(value, np.ndarray) else value for value in vars(found).values()]
+    assert tuple(told) == HEADS[text]
 
 
 @pytest.mark.parametrize(
     "text, message",
     [
+        (TRACE + "1,3,0,0,x,0.5,1\n", "line 14: '1,3,0,0,x"), (f'{{"prompt": "{"y" * 300}"}}\n' + LINES, r"'y{199} \.\.\.$"),
         ("", "is empty"), ("\n", "is empty"), ("a,b\n", "lacks the column layer"),
         ("layer,expert\n", "names no expert"), ("layer,expert\n1\n", "line 2"),
         ("layer,expert\n1,x\n", "line 2: '1,x' does not have"), ("layer,expert\n1,-2\n", "line 2"),
@@ -203,6 +236,79 @@ def test_one_decoded_token_is_told_and_its_basis_says_so(tmp_path):
         assert run.exit_code == 0, run.output
         assert "only one decoded token" in run.output
     assert {row["hits"] for row in json.loads(run.stdout)["policies"] if "hindsight" not in row["policy"]} == {0.0}
+
+
+def test_numbers_of_a_record_end_where_a_model_s_do():
+    told = lambda *asked: route_text.possible(*asked)  # noqa: E731
+    assert told(0, 0) and told(9999, 0, 2**31 - 1)
+    assert not any((told(10_000, 0), told(-1, 0), told(0, 2**31), told(0, 0, -1), told(0, -1)))
+    assert route_text.count(0) == 0 and route_text.sizes([0, 2**48 - 1]).tolist() == [0, 2**48 - 1]
+    with pytest.raises(ValueError, match="bytes per layer"):
+        route_text.sizes([2**48])
+    assert [route_text.shown("abcd", most) for most in (3, 4)] == ["abc ...", "abcd"]
+    long = "layer," + "b" * 95
+    for lines, head in (([], "a" * 101), (["x"], long)):
+        with pytest.raises(TraceError, match=r"(a{100}|layer, b{93}) \.\.\.$"):
+            route_text.numbers("p", lines, head, ("layer",), 1)
+    assert route_text.numbers("p", [], "layer", ("layer",), 1).shape == (1, 0)
+
+
+def tensors(**shapes):
+    """A file as far as its routes need it, whose tensors ``blk_1_name`` are of float32."""
+    infos = {f"blk.{name[4:].replace('_', '.', 1)}.weight": shape for name, shape in shapes.items()}
+    return SimpleNamespace(path="m.gguf", tensors={name: TensorInfo.new(name, "F32", shape) for name, shape in infos.items()})
+
+
+MIXTURE = {"blk_0_attn_q": (4, 8), "blk_1_attn_q": (2, 8), "blk_1_ffn_up_exps": (4, 2, 8), "blk_1_ffn_down_exps": (4, 3, 8)}
+MIXTURE["blk_2_ffn_down_exps"] = (4, 5, 8)
+STEPS = [  # token, layer, expert
+    (0, 1, 0), (0, 2, 3), (1, 1, 2), (1, 2, 0), (2, 1, 1), (2, 2, 0),
+]  # fmt: skip
+
+
+def of(rows, **more):
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    return routes.Routes("r", *columns, **{"experts": 4, "expert_bytes": np.array([0, 5, 7]), **more})
+
+
+def test_sizes_of_a_mixture_by_hand():
+    """A dense layer, one with two stacks and a matrix, one with a stack alone."""
+    file = tensors(**MIXTURE)
+    experts, expert_bytes, dense_bytes = routes.geometry_of(file)
+    assert (experts, expert_bytes.tolist(), dense_bytes.tolist()) == (4, [0, 4 * (16 + 24), 4 * 40], [4 * 32, 4 * 16, 0])
+    assert routes.request_bytes(file) == 4 * 40
+    sized = of(STEPS).sized(file)
+    assert sized.expert_bytes.tolist() == expert_bytes.tolist() and sized.layers == 3
+    for row, told in (((0, 0, 1), "layer 0 and expert 1"), ((0, 1, 4), "expert 4"), ((0, 3, 1), "layer 3 and expert 1")):
+        with pytest.raises(TraceError, match=rf"uses .*{told}, but m.gguf has 2 layers of 4 experts"):
+            of([row]).sized(file)
+    assert of([]).sized(file).experts == 4
+    with pytest.raises(TraceError, match="no experts"):
+        routes.geometry_of(tensors(blk_0_attn_q=(4, 8)))
+
+
+def test_what_routes_say_by_hand():
+    found = of(STEPS, prompt=1, resident=np.arange(6) % 2 > 0, dense_bytes=np.array([1, 2, 3]))
+    assert found.decoded == [[(1, [2]), (2, [0])], [(1, [1]), (2, [0])]] and (found.used, found.cycle) == (1.0, 12.0)
+    assert found.requests().keys == [f"blk.{layer}.experts[{expert}]" for _, layer, expert in STEPS]
+    assert found.requests().tokens == [0, 0, 1, 1, 2, 2] and found.requests(prompt=False).sizes == [5, 7, 5, 7]
+    cut = found.first(2)
+    assert cut.layer.tolist() == [1, 1, 1] and cut.resident.tolist() == [False] * 3
+    assert (cut.expert_bytes.tolist(), cut.dense_bytes.tolist()) == ([0, 5], [1, 2])
+    assert of(STEPS, prompt=2).cycle == 12.0
+    none = of([])
+    assert (none.decoded, none.used, none.cycle) == ([], 0.0, 0.0)
+
+
+def test_spans_of_a_decode_name_the_experts_of_a_token():
+    span = lambda token, tensor, what="linear": SimpleNamespace(token=token, tensor=tensor, what=what)  # noqa: E731
+    name = "blk.{}.ffn_down_exps.weight[{}]".format
+    spans = [span(token, name(layer, expert)) for token, layer, expert in STEPS]
+    others = [span(0, name(1, 3), "access"), span(0, "blk.1.ffn_up_exps.weight[2]"), span(0, "blk.1.attn_q.weight")]
+    found = routes.of_spans([*spans, *others, spans[0]], tensors(**MIXTURE))
+    assert list(zip(found.token, found.layer, found.expert, strict=True)) == STEPS and found.prompt == 1
+    with pytest.raises(TraceError, match="no routing"):
+        routes.of_spans(others, tensors(**MIXTURE))
 
 
 def test_generate_writes_the_routes_of_a_mixture(tmp_path):

@@ -79,6 +79,14 @@ def test_plain_equals_the_reference(name, monkeypatch):
     assert {known for known in FORMATS if plain.knows(FORMATS[known])} == set(NAMES)
 
 
+def test_plain_takes_a_chunk_of_weights_at_a_time(monkeypatch):
+    monkeypatch.setattr(plain, "_CHUNK_WEIGHTS", 64)
+    taken, blocks = [], random_blocks("Q8_0", 5)
+    weights = lambda part: taken.append(len(part)) or products.truth(part, "Q8_0")  # noqa: E731
+    plain.in_chunks(weights, blocks, FORMATS["Q8_0"], out := torch.empty(5, 32))
+    assert taken == [2, 2, 1] and same(out, truth(blocks, "Q8_0"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", [tier for tier in simd.available() if tier != simd.tier().value])
 def test_the_other_tiers_too(tier):
@@ -298,7 +306,11 @@ def test_code_compiled_for_an_older_cpu(cpu_name, features, tier):
         ({"data": np.zeros(144, np.int8)}, "uint8 array or tensor of at least one axis, not ndarray of int8, shape (144,)"),
         ({"data": b"\0" * 144}, "not bytes"),
         ({"data": np.uint8(3)}, "at least one axis"),
-        ({"out": torch.empty(255)}, "shape (256,) on cpu, not Tensor of torch.float32, shape (255,)"),
+        ({"data": torch.empty(144, dtype=torch.uint8, device="meta")}, "blocks on meta, but the backend works on cpu"),
+        (
+            {"out": torch.empty(255)},
+            "float32 tensor or array of shape (256,) on cpu, not Tensor of torch.float32, shape (255,)",
+        ),
         ({"out": torch.empty(256, dtype=torch.half)}, "not Tensor of torch.float16"),
         ({"out": torch.empty(512)[::2]}, "not contiguous"),
         ({"out": np.empty(256)}, "not ndarray of float64"),

@@ -81,6 +81,11 @@ def possible(layer: int, *others: int) -> bool:
     return 0 <= layer < 10_000 and all(0 <= number < 2**31 for number in others)
 
 
+def above(found: np.ndarray) -> int:
+    """The first number above all of them; 0 where there are none."""
+    return int(found.max(initial=-1)) + 1
+
+
 def count(value) -> int:
     """A number of tokens or experts; ValueError for none."""
     if type(value) is not int or not possible(0, value):

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from operator import index
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from kit.cache.traces import Requests
 from kit.errors import TraceError, known
 from kit.gguf.names import key_of
 from kit.gguf.sources import model_name, refuse_misspelled
-from kit.lab.predicting.route_text import count, lines_of, numbers, possible, shown, sizes
+from kit.lab.predicting.route_text import above, count, lines_of, numbers, possible, shown, sizes
 from kit.system.paths import data_file
 from kit.units import from_json
 
@@ -86,8 +86,8 @@ class Routes:
         rows = [(layer, expert, 0) for layer, expert in sorted(pairs, key=lambda pair: pair[0])]
         for number, step in enumerate(self.decoded, start=1):
             rows += [(layer, expert, number) for layer, experts in step for expert in experts]
-        nbytes, names = self.expert_bytes.tolist(), {}
-        keys = [names.setdefault(row[:2], key_of(*row[:2])) for row in rows]
+        nbytes, name = self.expert_bytes.tolist(), cache(key_of)
+        keys = [name(layer, expert) for layer, expert, _ in rows]
         return Requests(keys, [nbytes[layer] for layer, _, _ in rows], [token for _, _, token in rows])
 
     def first(self, layers: int) -> "Routes":
@@ -100,10 +100,11 @@ class Routes:
     def sized(self, file) -> "Routes":
         """The same routes with the bytes of an open GGUF file; TraceError when its layers or experts are fewer."""
         experts, expert_bytes, dense_bytes = geometry_of(file)
-        deepest, last = self.layer.max(initial=-1), self.expert.max(initial=-1)
-        if deepest >= len(expert_bytes) or last >= experts or not expert_bytes[self.layer].all():
+        deep, many = (self.layer >= len(expert_bytes)).any(), (self.expert >= experts).any()
+        if deep or many or not expert_bytes[self.layer].all():
+            uses = f"uses layer {self.layer.max()} and expert {self.expert.max()}"
             has = f"{np.count_nonzero(expert_bytes)} layers of {experts} experts"
-            raise TraceError(f"{self.name}: uses layer {deepest} and expert {last}, but {file.path} has {has}")
+            raise TraceError(f"{self.name}: {uses}, but {file.path} has {has}")
         return replace(self, experts=experts, expert_bytes=expert_bytes, dense_bytes=dense_bytes)
 
 
@@ -162,7 +163,7 @@ def read_routes(path: str | Path) -> Routes:
         routes = reader(path, lines)
     except (TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path}: the model line (line 1) is invalid: {shown(error, 200)}") from None
-    if routes.layers <= routes.layer.max(initial=-1):
+    if (routes.layer >= routes.layers).any():
         raise TraceError(f"{path}: uses layer {routes.layer.max()}, but gives bytes for only {routes.layers} layers")
     if not (routes.token >= routes.prompt).any():
         raise TraceError(
@@ -185,11 +186,11 @@ def _route_trace(path, lines) -> Routes:
     given = {int(layer): (int(expert), int(dense)) for layer, expert, dense in matches}
     rows = numbers(path, lines[first + 1 :], lines[first], ("phase", "step", "layer", "expert", "residency"), first + 1)
     phase, step, layer, expert, residency = rows
-    depth = max([*(number for number in given if possible(number)), *layer.tolist()], default=-1) + 1
+    depth = above(np.array([*filter(possible, given), *layer], np.int64))
     both = (sizes([given.get(number, (0, 0))[which] for number in range(depth)]) for which in (0, 1))
-    experts = max(count(int(facts.get("n_expert", 0))), int(expert.max(initial=-1)) + 1)
-    prompt = int(step[phase == 0].max(initial=-1)) + 1
-    return Routes(shown(facts.get("model", path.name), 200), step, layer, expert, prompt, experts, *both, residency > 0)
+    experts = max(count(int(facts.get("n_expert", 0))), above(expert))
+    name, prompt = shown(facts.get("model", path.name), 200), above(step[phase == 0])
+    return Routes(name, step, layer, expert, prompt, experts, *both, residency > 0)
 
 
 def _moe_trace(path, lines) -> Routes:
@@ -202,8 +203,7 @@ def _moe_trace(path, lines) -> Routes:
     number = np.concatenate([[0], np.cumsum(np.diff(layer) < 0)])[: len(layer)]
     _, place, counts = np.unique(number * 10_000 + layer, return_inverse=True, return_counts=True)
     rows = counts[place]  # of the same pass and layer
-    prompt = int(number[rows > rows.min(initial=len(layer))].max(initial=-1)) + 1
-    return _unsized(path.name, number, layer, expert, prompt)
+    return _unsized(path.name, number, layer, expert, above(number[rows > rows.min(initial=len(layer))]))
 
 
 def _json_lines(path, lines) -> Routes:
@@ -236,8 +236,8 @@ def _json_lines(path, lines) -> Routes:
 
 
 def _unsized(name, token, layer, expert, prompt) -> Routes:
-    unknown = np.zeros(int(layer.max(initial=-1)) + 1, np.int64)
-    return Routes(shown(name, 200), token, layer, expert, prompt, int(expert.max(initial=-1)) + 1, unknown, unknown)
+    unknown = np.zeros(above(layer), np.int64)
+    return Routes(shown(name, 200), token, layer, expert, prompt, above(expert), unknown, unknown)
 
 
 def of_spans(spans: Iterable, file) -> Routes:
