@@ -73,20 +73,23 @@ def cell(kind="code", level=0, tags=(), shows=(), **more):
 
 
 def test_a_part_of_a_page_begins_at_a_heading_of_the_second_level():
-    bold = ("html", "<p>So <strong>**2 of 3.</strong></p>")
+    bold = ("html", "<p>So <strong>2 of 3.</strong></p>")
     page = [
         cell("markdown", 1),
         cell("markdown", 2),
-        cell(),
+        cell(shows=[("text", "<strong>printed</strong>")]),
         cell("markdown", 3),
-        cell("markdown", 2, more=True),
+        cell("markdown", 2, more=True, body="<h2>Title</h2><h2>Another</h2>"),
         cell(shows=[bold]),
     ]
     parts = html.sections(page)
     assert [len(part["cells"]) for part in parts] == [1, 3, 2] and [part["id"] for part in parts] == ["", "", "h2"]
     assert (
-        parts[2]["title"] == "Title" and "<h2>" not in parts[2]["cells"][0]["body"] and "<h2>" in parts[1]["cells"][0]["body"]
+        parts[2]["title"] == "Title"
+        and parts[2]["cells"][0]["body"] == "<h2>Another</h2>"
+        and "<h2>" in parts[1]["cells"][0]["body"]
     )
+    assert [part["finding"] for part in parts] == ["", "", "2 of 3."]
     assert html.sections([]) == []
 
 
@@ -335,7 +338,7 @@ def test_a_question_of_the_front_page_has_the_ends_that_ran_here_and_apart_what_
     assert (one["question"], one["claim"].id, one["verdict"], one["decides"]) == (index.ANSWERED[first], first, "v", "d")
     (one,) = told({"of": 2.0, "unit": "x"}, {"of": 9.0, "unit": "x", "lower": 1.0}, unit="x")
     assert [row.median for row in one["ends"]] == [2.0, 9.0] and one["bound"].lower == 1.0
-    (one,) = told({"of": 2.0, "unit": "%"}, {"of": 2.0, "unit": "%"}, {"of": 9.0, "unit": "B"})
+    (one,) = told({"of": 2.0, "unit": "%"}, {"of": 9.0, "unit": "B"}, {"of": 2.0, "unit": "%"})
     assert [row.median for row in one["ends"]] == [2.0] and one["bound"] is None, (
         "no part in the claim's unit: those of the first's"
     )
@@ -346,6 +349,43 @@ def test_a_question_of_the_front_page_has_the_ends_that_ran_here_and_apart_what_
     assert told({"of": 5.0}, dict(computed[1]))[0]["computed"].median == 2.0 == told(dict(computed[1]))[0]["computed"].median
     assert told({"of": 5.0}, dict(computed[0]))[0]["computed"] is None and told(dict(computed[3]))[0]["computed"].median == 4.0
     assert told(dict(computed[3]))[0]["ends"] == []
+
+
+@pytest.mark.parametrize(("model", "tabled"), [("", False), ("m.gguf", False), ("m.gguf", True)])
+def test_a_front_page_by_hand(tmp_path, monkeypatch, model, tabled):
+    """07 and 09 ran, 08 failed before it had a page, 10 has not run; 10's bars are of a model that the kit generated."""
+    run = run_in(tmp_path / "a", "07_memory_frontier", "09_your_model", n08_c=ended("failed"))
+    run.request, run.planned = replace(run.request, model=model), [*sorted(run.notebooks), "10_mixture"]
+    (run.folder / "08_c.ipynb").unlink()
+    shown = {"07_memory_frontier": [("answer", "<strong>Seven.</strong> Do 7.")],
+             "09_your_model": [("answer", "<strong>Nine.</strong> Do 9."), ("table", "t")][: 2 * tabled]}  # fmt: skip
+    for name, cells in shown.items():
+        made = [v4.new_code_cell("x", metadata={"tags": [tag]}, outputs=told_by(text)) for tag, text in cells]
+        (run.folder / f"{name}.ipynb").write_text(nbformat.writes(v4.new_notebook(cells=made)))
+        (run.folder / f"{name}.html").touch()
+    for more in ({"quantity": "plain"}, {"quantity": "warned", "status": records.WARNED, "reason": "r"},
+                 {"quantity": "judged", "claim": "simd", "verdict": "reproduced", "reason": "r"}):  # fmt: skip
+        records.append(run.folder / "07_memory_frontier.jsonl", Record(unit="s", samples=[1.0], notebook="07", **more))
+    bars = [SimpleNamespace(notebook=name, generated=True, file=f"{name}.gguf", beaten=beaten)
+            for name, beaten in (("07_memory_frontier", ""), (index.lead.EXPERTS, "beaten"))]  # fmt: skip
+    monkeypatch.setattr(index.lead, "leads", lambda *_: bars)
+    monkeypatch.setattr(index.published, "disagreements", lambda *_: ["two values"])
+    monkeypatch.setattr(index.theme, "write", lambda path, template, **given: given | {"path": path})
+    page = index.write(run)
+    assert page["path"] == run.folder / "index.html" and page["file"] == "07_memory_frontier.gguf"
+    assert [card["name"] for card in page["cards"]] == ["09_your_model", "07_memory_frontier", "08_c", "10_mixture"]
+    assert (page["pages"], [*page["failed"]], page["unfinished"]) == ({*shown}, ["08_c"], ["10_mixture"])
+    assert page["to_do"] == (("09_your_model", "Do 9.") if tabled else ("07_memory_frontier", "Do 7."))
+    assert (page["table"], page["result"]) == (("t", "Nine") if tabled else ("", ""))
+    assert page["leads"] == ([] if tabled else bars[:1]), "a table of the reader's model has its bars"
+    assert page["mixtures"] == ([] if model else bars[1:]), "nobody's own model is one that was generated"
+    assert [row.quantity for row in page["measurements"]] == ["plain"]
+    assert {word: count for word, count in page["tally"] if word == "reproduced"} == {"reproduced": 1}
+    assert all(count for _, count in page["tally"]) and sum(count for _, count in page["tally"]) == len(claims.load())
+    assert [(name, text) for name, _, text in page["warnings"]] == [
+        ("07_memory_frontier", "r"), (index.lead.EXPERTS, "beaten"), ("", "two values")]  # fmt: skip
+    monkeypatch.setattr(index.lead, "leads", lambda *_: [])
+    assert index.write(run)["file"] == "this run's models"
 
 
 def measured(folder, **quantities):
@@ -402,9 +442,10 @@ def told_by(*texts):
 def test_a_page_by_hand(tmp_path, monkeypatch):
     of = lambda source, tags=(), outputs=(): v4.new_code_cell(source, metadata={"tags": [*tags]}, outputs=[*outputs])  # noqa: E731
     made = [
-        v4.new_markdown_cell("# Tiles\n\nQuestion. How fast?"), of("import kit", ["remove-cell"]),
+        v4.new_markdown_cell("# Tiles\n\nQuestion. How fast?\n\n# Second\n\n### Third"), of("import kit", ["remove-cell"]),
         of("x", ["papermill-error-cell-tag"]),
-        of("lab.picture(figure)\nlab.verdicts()", ["answer"], told_by("<p><strong>Not so.</strong> It takes 3 s.</p>")),
+        of("lab.picture(figure)\nlab.verdicts()", ["answer"],
+           told_by("<p><strong>Not so.</strong> It takes <strong>3 s.</strong></p>")),
         of("table", ["table"], told_by("<p>t</p>")), v4.new_raw_cell("raw"),
         v4.new_markdown_cell("# Again\n\n## More", metadata={"tags": ["more"]}), of("y", ["mechanism"], told_by("a", "b")),
     ]  # fmt: skip
@@ -418,13 +459,18 @@ def test_a_page_by_hand(tmp_path, monkeypatch):
     page = html.write(run, "07_b")
     assert (page["path"], page["title"], page["question"]) == (run.folder / "07_b.html", "Not so", "Tiles")
     assert (page["before"], page["after"], page["table"]) == ("06_a", "08_c", "<p>t</p>")
-    assert page["answer"] == "<p>It takes 3 s.</p>" and [row.quantity for row in page["measurements"]] == ["plain"]
+    assert page["answer"] == "<p>It takes <strong>3 s.</strong></p>" and [row.quantity for row in page["measurements"]] == [
+        "plain"
+    ]
     assert [(row.quantity, claim.id) for row, _, claim in page["verdicts"]] == [("judged", "simd")] and [
         *page["made"]["reports"]
     ]
     assert [each["number"] for each in page["cells"]] == [1, 3, 4, 6, 7], "as in the run's messages, without papermill's"
     first, answer, table, text, last = page["cells"]
-    assert "<h1" not in first["body"] and "<h1" in text["body"] and (first["section"], last["section"]) == ("", "More")
+    assert (first["body"].count("<h1"), text["body"].count("<h1")) == (1, 1), "the page has its title already"
+    assert [each["section"] for each in (first, answer, last)] == ["", "Third", "More"] and not (
+        first["verdicts"] or text["verdicts"]
+    )
     assert (answer["lines"], answer["verdicts"], answer["drawn"], answer["opens"], answer["open"]) == (
         2,
         True,
@@ -440,6 +486,10 @@ def test_a_page_by_hand(tmp_path, monkeypatch):
         html.records_uri(run, ["07_b", "06_a"]).startswith("data:application/x-ndjson")
         and html.records_uri(run, ["06_a"]) == ""
     )
+    with (run.folder / "06_a.ipynb").open("w") as out:
+        nbformat.write(v4.new_notebook(cells=made[:1]), out)
+    asked = html.write(run, "06_a")
+    assert (asked["title"], asked["question"]) == ("Tiles", ""), "no answer: the question is the title"
     only = [
         {
             "kind": "code",

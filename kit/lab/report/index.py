@@ -69,7 +69,7 @@ def write(run: Run, running: bool = False) -> Path:
 
 def title(run: Run) -> str:
     """What was measured on what: the model's name, or the profile of generated ones, and the processor."""
-    model = str(run.request.model or "").rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    model = Path(run.request.model or "").name.removesuffix(".gguf")
     machine = html.environment(run.folder)
     return " on ".join([model or f"Generated models ({run.request.profile})", *([machine["cpu"]] if machine else [])])
 
@@ -133,7 +133,7 @@ def answers(entries: list[Entry]) -> list[dict]:
         computed.sort(key=lambda row: row.unit != claim.unit)
         told.append({
             "question": question, "claim": claim, "verdict": entry.verdict, "decides": entry.decisive,
-            "ends": here[:1] + here[-1:] * (len(here) > 1 and here[0].median != here[-1].median),
+            "ends": here[:1] + [row for row in here[-1:] if row.median != here[0].median],
             "bound": bounded[0] if bounded else None, "computed": computed[0] if computed else None,
         })  # fmt: skip
     return told

@@ -136,7 +136,7 @@ def _known(name: str, known: Mapping[str, Mapping[str, Parameter]]) -> str:
         for parameter in parameters.values():
             lines.setdefault(str(parameter), []).append(notebook)
     names = {line.partition(":")[0]: None for line in lines}
-    near = difflib.get_close_matches(name, names, n=1)
+    near = difflib.get_close_matches(name, names)
     if not near:
         return f"; known are {some_of(names)}: kit reproduce --list describes them"
     told = {line: owners for line, owners in lines.items() if line.startswith(f"{near[0]}:")}
