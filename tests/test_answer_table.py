@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from matplotlib.colors import to_hex
 
 from kit.lab.claims.session import Session
 from kit.lab.explaining import answer, answer_table
@@ -49,6 +50,11 @@ def test_the_verdict_turns_with_the_share():
     slow = [row._replace(of_limit=0.4) if row.kind == "peer" else row for row in ROWS]
     assert answer_table.verdict(slow).startswith("llama.cpp is at 40%") and "at most 2.5" in answer_table.verdict(slow)
     assert answer_table.verdict([row for row in ROWS if row.kind == "limit"]) == ""
+    assert answer_table.verdict([row._replace(of_limit=None) for row in ROWS]) == ""
+    own = [row for row in ROWS if row.kind == "kit"]
+    assert answer_table.verdict(own).startswith("int8 is at 91%"), "the fastest of kit's, where there is no engine"
+    for share, only in ((0.85, True), (0.849, False)):
+        assert ("only fewer bits" in answer_table.verdict([own[0]._replace(of_limit=share)])) is only
 
 
 def test_speeds_whose_intervals_touch_are_not_apart():
@@ -92,12 +98,116 @@ def test_an_error_as_large_as_its_number_is_said_in_a_word():
         "2.5 ± 2.4", "2.5 (uncertain)", "2.5 (uncertain)", "2.5", "2.5"]  # fmt: skip
 
 
+@pytest.mark.parametrize("low, high, error, certain", [
+    (8.0, 14.0, 3.0, True), (0.0, 20.0, 10.0, False), (0.2, 20.0, 9.9, True), (5.0, None, None, False),
+    (None, 5.0, None, False),
+    (6.0, 5.0, 0.0, True),
+])  # fmt: skip
+def test_an_error_is_half_of_the_interval(low, high, error, certain):
+    row = Row("", "kit", 10.0, low, high)
+    assert row.error == (error and pytest.approx(error)) and row.is_certain is certain
+
+
+def test_the_table_is_set_in_columns():
+    """Where it is as wide as the terminal it is whole."""
+    lines = [
+        "                             tokens/s  of the limit  same next token",
+        "limit of memory                  33.6          100%",
+        "int8  --linear fused-int8  30.7 ± 0.8           91%            98.1%",
+        "exact                      24.3 ± 1.3           72%             100%",
+    ]
+    told = answer_table.text([ROWS[0], ROWS[1], ROWS[-1]], len(lines[2]))
+    assert told.splitlines() == lines
+    assert "--linear" not in answer_table.text(ROWS, len(lines[2]) - 1)
+    first = [ROWS[-1], ROWS[0]._replace(of_limit=None, same=None)]
+    assert answer_table.markdown(first).splitlines()[2:] == ["| limit of memory | 33.6 | 100% |", "| exact | 24.3 ± 1.3 |  |"]
+    assert [answer_table.percent(share) for share in (1, 0.9996, 0.5)] == ["100%", "99.9%", "50.0%"]
+
+
+def test_a_users_engine_that_passes_the_limit_is_below_it():
+    mine = Row("mine", "yours", 40.0)
+    assert answer_table.ordered([mine, *ROWS])[:2] == [ROWS[-1], mine]
+
+
+@pytest.mark.parametrize(
+    "low, high, passed", [(32.0, 34.0, False), (32.0, 34.2, True), (31.0, 36.0, True), (-9.0, 99.0, False)]
+)
+def test_a_speed_passes_the_limit_with_its_error(low, high, passed):
+    assert bool(answer_table.note([Row("", "limit", 34.0), Row("", "kit", 33.0, low, high)])) is passed
+
+
+@pytest.mark.parametrize("low, high, apart", [
+    (3.0, 4.0, True), (2.0, 4.0, False), (0.2, 0.9, True), (0.2, 1.0, False), (1.2, 1.3, False), (None, 9.0, False),
+])  # fmt: skip
+def test_intervals_that_touch_are_one(low, high, apart):
+    one, other = Row("", "kit", 1.5, 1.0, 2.0), Row("", "kit", 2.5, low, high)
+    assert answer_table.apart(one, other) is answer_table.apart(other, one) is apart
+
+
+def record(name, seconds=0.05, bound=0.025, **decode):
+    return {"engine": {"name": name}, "decode": {"seconds": seconds} | decode, "bound": {"seconds": bound}, "mbu": 0.5}
+
+
+BENCH = Row("llama-bench", "yours", 20.0, 16.0, 25.0, 0.5)
+
+
+@pytest.mark.parametrize("engines, rows", [
+    ([record("llama-bench", interval=[0.04, 0.0625])], [Row("limit of memory", "limit", 40.0, of_limit=1.0), BENCH]),
+    ([record("llama-bench", others_cores=0.25, others=0.25)],
+     [Row("limit of memory", "limit", 40.0, of_limit=1.0), BENCH._replace(low=20.0, high=20.0)]),
+    ([record("llama-bench", interval=[0.04, 0.0625], others_cores=0.3)], [BENCH._replace(of_limit=None)]),
+    ([record("llama-bench", interval=[0.04, 0.0625], others=0.3)], [BENCH._replace(of_limit=None)]),
+    ([record("llama-bench", None)], []),
+    ([record("llama-bench", None), record("a", bound=0.02), record("b", 0.1, bound=0.01)],
+     [Row("limit of memory", "limit", 50.0, of_limit=1.0), Row("a", "yours", 20.0, 20.0, 20.0, 0.5),
+      Row("b", "yours", 10.0, 10.0, 10.0, 0.5)]),
+])  # fmt: skip
+def test_rows_of_a_users_engines_have_the_limit_of_their_minutes(engines, rows):
+    assert answer_table.yours({"engines": engines}) == rows and answer_table.yours(engines[0]) == (
+        rows if len(rows) < 3 else []
+    )
+
+
+def test_kits_ways_and_others_are_named_as_in_every_table():
+    named = [answer_table._named(each) for each in (
+        {"name": "kit", "label": "kit --linear fused-int8"}, {"name": "kit", "label": "kit -t 2"},
+        {"name": "llama.cpp"}, {"name": "llama-server", "version": "b1"}, {"name": "x", "label": "./x -t 8"})]  # fmt: skip
+    assert named == [("int8", "kit", "--linear fused-int8"), ("kit -t 2", "kit", ""), ("llama.cpp", "peer", ""),
+                     ("llama-server b1", "yours", ""), ("./x -t 8", "yours", "")]  # fmt: skip
+
+
+def test_a_picture_has_a_bar_its_interval_and_its_number():
+    """The number is in a bar that is long enough, else behind its interval."""
+    slow, slower = Row("old", "kit", 5.0, 4.0, 7.0), Row("./x", "yours", 3.0)
+    axes = answer_table.picture([*ROWS, slow, slower], "m").figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "./x", "kit, int8", "llama.cpp", "kit, int16", "kit, exact", "kit, old"]  # fmt: skip
+    gray, blue, sky = "#6b7580", answer_table.figures.BLUE, answer_table.figures.SKY
+    assert [to_hex(bar.get_facecolor()) for bar in axes.patches] == [to_hex(each) for each in (gray, blue, gray, sky, sky, sky)]
+    *numbers, limit = axes.texts
+    assert [text.get_position()[0] for text in numbers] == [3.0, 0, 0, 0, 0, 7.0]
+    assert [text.get_color() for text in numbers] == ["black", "white", "white", "black", "black", "black"]
+    assert numbers[1].get_text() == " 30.7 tokens/s (91% of the limit)" and limit.get_text().strip() == "limit of memory: 33.6"
+    spans = [tuple(line.get_xdata()) for line in axes.lines]
+    assert spans == [(29.9, 31.5), (29.4, 31.4), (26.9, 29.5), (23.0, 25.6), (4.0, 7.0), (33.6, 33.6)]
+    assert axes.get_xlim() == pytest.approx((0, 1.12 * 33.6)) and limit.get_position()[0] == 33.6
+    bottom, top = sorted(axes.get_ylim())
+    assert -1 < bottom < -0.33 and 5.33 < top < 6 and top - 0.5 < limit.get_position()[1] < top, (
+        "bars, and above them the limit"
+    )
+    assert not any(line.get_visible() for line in axes.get_xgridlines())
+    edge = answer_table.picture([Row("a", "kit", 100.0), Row("b", "kit", 45.0), Row("c", "kit", 45.1)], "m").figure.axes[0]
+    assert [text.get_position()[0] for text in edge.texts] == [0, 0, 45.0]
+    assert edge.get_xlim()[1] == pytest.approx(112) and not edge.lines
+
+
 def test_a_speed_has_as_many_places_as_its_error():
     """ "43 ± 0.8"."""
     told = [Row("", "kit", speed, speed - error, speed + error).told for speed, error in (
         (43.0, 0.8), (42.0, 1.06), (5.2, 0.04), (333.2, 12.3), (1204.0, 31.0), (43.0, 0.0))]  # fmt: skip
     assert told == ["43.0 ± 0.8", "42.0 ± 1.1", "5.20 ± 0.04", "333 ± 12", "1,204 ± 31", "43.0 ± 0.0"]
-    assert (Row("", "limit", 45.64).told, Row("", "limit", 1204.4).told) == ("45.6", "1,204")
+    alone = [Row("", "limit", speed).told for speed in (45.64, 999.4, 999.5, 999.7, 1000.0, 1204.4)]
+    assert alone == ["45.6", "999", "1,000", "1,000", "1,000", "1,204"], "999.7 was 1e+03"
 
 
 def test_an_interval_that_passes_the_limit_is_explained():
@@ -130,13 +240,20 @@ def test_rows_are_those_of_the_answer_as_data():
     pinned = exact | {"name": "blocks, 8.00 MiB pinned", "holds": "pinned"}
     guessed = exact | {"name": "all kept, float32", "precision": "float32", "low": None, "high": None}
     peer = exact | {"name": "llama.cpp, mmap", "precision": "", "mbu": 0.88, "same": None}
+    del peer["command"]
     answer = {"limit": {"tokens_per_second": 34.0}, "reached": [exact, int8, pinned, guessed], "peer": peer}
     table = answer_table.rows(answer)
     assert [row.name for row in table] == ["limit of memory", "exact", "int8", "blocks, 8.00 MiB pinned", "llama.cpp"]
     assert [row.same for row in table] == [None, 1.0, 0.98, 1.0, None]
     assert [row.option for row in table] == ["", "", "--linear fused-int8", "", ""], "a word of a prompt is no option"
     assert table[1].speed == 25 and table[1].low == pytest.approx(1 / 0.042) and table[4].of_limit == 0.88
+    assert table[:2] == [
+        Row("limit of memory", "limit", 34.0, of_limit=1.0),
+        Row("exact", "kit", 25.0, 1 / 0.042, 1 / 0.039, 0.72, 1.0),
+    ]
     assert len(answer_table.rows(answer | {"peer": None})) == 4
+    without = answer_table.rows(answer | {"reached": [int8 | {"command": ""}]})
+    assert without[1].option == "", "no command runs it"
 
 
 def test_the_best_minutes_are_one_sentence_and_none_where_these_are_as_good():

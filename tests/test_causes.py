@@ -1,5 +1,6 @@
 """The causes of a server's time and the counters under them, worked out by hand from windows that nobody measured."""
 
+import itertools
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ SPLITS = {  # of a token of 0.1 s -> (seconds of the window, what is seen, argum
     "a byte from disk": (1.0, {"disk": 0.4, "read": 1}, {}, {"disk": 0.04}),
     "more than all": (1.0, {"disk": 0.9, "faults": 9, "kernel": 0.5}, {"memory": 0.025},
                       {"disk": 0.08, "memory": 0.02}),
+    "a wait without a read": (1.0, {"disk": 0.5}, {}, {}),
     "a slow way to the client": (1.0, {}, {"reported": 0.07}, {"overhead": 0.03}),
     "pages": (1.0, {}, {"pages": 0.005}, {"pages": 0.005}),
     "others while none ran": (1.0, {"waited": (0.2, 0.1), "ran": (0.1, 0.1), "others": 5.0}, {}, {"busy": 0.08}),
@@ -44,6 +46,8 @@ SPLITS = {  # of a token of 0.1 s -> (seconds of the window, what is seen, argum
     "threads and others": (1.0, MANY | {"others": 2.0}, {"memory": 0.02}, {"threads": 0.024, "busy": 0.024}),
     "threads alone": (1.0, MANY, {"memory": 0.02}, {"threads": 0.048}),
     "threads asleep": (2.0, LOST, {"memory": 0.003}, {"disk": 0.015, "threads": 0.08}),
+    "asleep beside all": (2.0, LOST | {"throttled": 0.2}, {"memory": 0.003, "reported": 0.09},
+                          {"disk": 0.015, "quota": 0.01, "overhead": 0.01, "threads": 0.06}),
     "four asleep on two cores": (1.0, {"waited": (0.0,) * 4, "ran": (0.2,) * 4, "sleeps": 8000, "kernel": 0.04, "others": 0.5},
                                  {}, {"threads": 0.039}),
     "on cores of others": (1.0, {"waited": (0.0,) * 4, "ran": (0.2,) * 4, "sleeps": 8000, "kernel": 0.04, "others": 2.0},
@@ -97,12 +101,13 @@ def test_the_largest_fault_has_more_than_a_tenth_of_its_own_kind_of_token():
     assert largest([*rows, cause("swap", 0.2)]).name == "swap"
     deep = [cause("memory", 1.0, DEEP), cause("depth", 0.5, DEEP)]
     assert largest([*rows, cause("swap", 0.6), *deep]).name == "swap", "0.6 of 1.6 is more than 0.5 of 1.5"
+    assert largest([cause("memory", 3.4), cause("swap", 0.6), *deep]).name == "depth", "and less, of 4"
 
 
 @pytest.fixture
 def watched(monkeypatch):
     """A server of process 5 whose counters a test sets."""
-    listed = iter([(0.0, {7: (1.0, "make")}), (4.0, {7: (9.0, "make")})])
+    listed = itertools.cycle([(0.0, {7: (1.0, "make")}), (4.0, {7: (9.0, "make")})])
     monkeypatch.setattr(watch, "_list", lambda: next(listed))
     monkeypatch.setattr(watch.processes, "cores_of", lambda process: (2, 1.5))
     monkeypatch.setattr(watch.psutil, "pid_exists", lambda process: process == 5)
@@ -138,6 +143,8 @@ def test_a_process_that_is_not_there_leaves_the_machine(watched, process, gone):
     seen = watched(process=process)._between(BEFORE, AFTER._replace(threads={}))
     assert (seen.gone, seen.known, seen.cores, seen.quota, seen.others) == (gone, False, 64, float("inf"), 2.0)
     assert seen.kernel == 1.5, "the work of one thread"
+    watch.psutil.cpu_count = lambda: None
+    assert watched(process=None)._between(BEFORE, AFTER).cores == 1
 
 
 def test_looks_for_a_disk_are_counted_until_the_end(watched, monkeypatch):
@@ -178,6 +185,18 @@ def test_what_is_counted_of_a_server_and_without_one(watched, monkeypatch, proce
         assert Watch._count(SimpleNamespace(owner=Owner(5))).read == 7
 
 
+def test_a_process_is_listed_with_all_its_seconds(monkeypatch):
+    """One that has ended meanwhile is not."""
+
+    def ended():
+        raise watch.psutil.NoSuchProcess(2)
+
+    lives, times = SimpleNamespace(pid=1, name=lambda: "make"), SimpleNamespace(user=2.0, system=1.0)
+    lives.cpu_times = lambda: times
+    monkeypatch.setattr(watch.psutil, "process_iter", lambda: [lives, SimpleNamespace(pid=2, cpu_times=ended)])
+    assert watch._list()[1] == {1: (3.0, "make")}
+
+
 def test_the_busiest_of_the_others_are_three_at_most():
     then = (1.0, {1: (5.0, "a"), 2: (0.0, "b"), 9: (0.0, "own")})
     now = (3.0, {1: (6.0, "a"), 2: (0.1, "b"), 3: (4.0, "c"), 4: (0.5, "d"), 5: (0.2, "e"), 9: (2.0, "own")})
@@ -186,10 +205,9 @@ def test_the_busiest_of_the_others_are_three_at_most():
         for name, number, cores in (("c", 3, "2.0"), ("a", 1, "0.5"), ("d", 4, "0.2"))
     )
     assert watch._busiest(then, (3.0, {2: (0.1, "b"), 5: (0.12, "e")}), set()) == ("e (process 5, 0.1 cores)",), "0.05 is quiet"
-    assert watch._busiest(then, (1.0, {1: (5.0, "a"), 2: (0.0, "b")}), set()) == ()
 
 
-PARTS = [Map("/m/a.gguf", 200, 100, 40, 0, 0, False), Map("/m/a.gguf", 200, 100, 10, 1, 2, False),
+PARTS = [Map("/m/a.gguf", 200, 100, 40, 0, 0, False), Map("/old/a.gguf", 200, 100, 10, 1, 2, False),
          Map("", 30, 20, 20, 5, 10, False), Map("/lib/b.so", 60, 50, 0, 0, 1, False)]  # fmt: skip
 
 
@@ -200,7 +218,7 @@ PARTS = [Map("/m/a.gguf", 200, 100, 40, 0, 0, False), Map("/m/a.gguf", 200, 100,
     (Owner(5, file=Path("/m/a.gguf"), mapped=True), (1000, 200), 1000, Holding(0.5, 0.25, 13, 6, nodes=(3, 8))),
     (Owner(5, file=Path("/m/a.gguf"), mapped=True), (999, 200), 1000, Holding(0.5, 0.25, 13, 6, 999, 200, (3, 8))),
     (Owner(5, file=Path("/m/a.gguf")), (1, 0), 1000, Holding(0.5, None, 13, 6, 1, 0)),
-    (Owner(5), (0, 0), 1000, Holding(1.0, None, 13, 6)),
+    (Owner(5), (0, 5), 1000, Holding(1.0, None, 13, 6)),
 ])  # fmt: skip
 def test_what_a_server_holds_is_the_sum_of_its_maps(monkeypatch, owner, group, total, right):
     monkeypatch.setattr("kit.gguf.pagecache.resident_fraction", lambda file: 0.5)

@@ -164,7 +164,7 @@ def _list() -> tuple[float, dict[int, tuple[float, str]]]:
 
 def _busiest(then: tuple, now: tuple, own: set[int]) -> tuple[str, ...]:
     """Names of the processes, but ``own``, that used most time between two lists, with their cores."""
-    seconds, before, after = max(now[0] - then[0], 1e-9), then[1], now[1]
+    seconds, before, after = now[0] - then[0], then[1], now[1]
     used = {number: (spent - before.get(number, (0.0, ""))[0]) / seconds for number, (spent, _) in after.items()}
     rows = sorted((number for number in used if number not in own and used[number] > _NAMED), key=lambda number: -used[number])
     return tuple(f"{after[number][1]} (process {number}, {used[number]:.1f} cores)" for number in rows[:3])

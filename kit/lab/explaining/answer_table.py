@@ -48,7 +48,7 @@ class Row(NamedTuple):
     @property
     def told(self) -> str:
         """The speed with its error, both to one place: "43.0 ± 0.8", "1,204 ± 31"; without one to three digits."""
-        alone = ".3g" if self.speed < 1000 else ",.0f"
+        alone = ".3g" if self.speed < 999.5 else ",.0f"  # which three digits round to 1e+03
         return with_error(self.speed, self.error, f",.{places_of(self.error)}f" if self.is_certain else alone)
 
 

@@ -75,7 +75,6 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     held = min(seen.throttled / wall / halves, 1 - max(seen.ran, default=0.0))
     waits = [max(0.0, share - held) for share in seen.waited]
     mean, excess = (float(np.mean(waits)) if waits else 0.0), max(0, seen.workers - seen.cores)
-    own = excess / (excess + seen.others) if excess else 0.0
     reads = seen.faults + seen.read + seen.swapped > 0
     kernel = seen.kernel / wall / max(1, seen.faults + seen.woken)
     disk = min(1.0, seen.disk + kernel * seen.faults) if reads else 0.0
@@ -90,9 +89,10 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     }  # fmt: skip
     if (total := sum(parts.values())) > token:  # what overlaps is counted in proportion
         parts = {name: seconds * token / total for name, seconds in parts.items()}
-    waiting = mean * (token - sum(parts.values())) if excess else 0.0
-    parts["threads"] += own * waiting
-    parts["busy"] += (1 - own) * waiting
+    if excess:
+        waiting, own = mean * (token - sum(parts.values())), excess / (excess + seen.others)
+        parts["threads"] += own * waiting
+        parts["busy"] += (1 - own) * waiting
     parts["unexplained"] = max(0.0, token - sum(parts.values()))
     return parts
 
