@@ -38,7 +38,7 @@ def room(**more):
 def study(**more):
     """A token of at least 40 ms now, and 20 ms in the best minutes, of 1 GB; exact 50 ms and int8 45 ms, measured."""
     given = {
-        "file": SimpleNamespace(path=Path("m.gguf")), "name": "m.gguf", "part": None, "order": SimpleNamespace(reason=""),
+        "file": SimpleNamespace(path=Path("b.gguf")), "name": "m.gguf", "part": None, "order": SimpleNamespace(reason=""),
         "whole": None, "room": room(), "engines": {}, "losses": {"int8 activations": {"same": 0.98}}, "busy": Busy(),
         "predictions": [predicted(BLOCKS, 0.06), predicted(INT8, 0.03), predicted(KEPT, 0.2)],
         "measured": {BLOCKS: measured(0.05), INT8: measured(0.045)}, "least_now": 0.04, "least": 0.02, "now_gbps": 25.0,
@@ -66,6 +66,7 @@ def test_a_size_is_exact_as_an_option_takes_it(nbytes, text):
 ])  # fmt: skip
 def test_a_way_has_the_command_that_runs_it(way, more, options):
     told = answer.command(study(**more), way)
+    assert answer.name_of(study(name="")) == "b.gguf"
     assert told == "" if options is None else (told.startswith("kit generate m.gguf -p ") and told.endswith(f"'{options}"))
 
 
@@ -104,6 +105,13 @@ def test_the_answer_as_data():
     assert int8["low"] < 0.045 < int8["high"] and data["change"]["way"] == INT8.label and data["fits"]
     assert data["change"]["times"] == pytest.approx(0.05 / 0.045) and data["command"].endswith("--linear fused-int8")
     assert (data["peer"]["seconds"], data["peer"]["mbu"], data["peer"]["others"]) == (0.0625, 0.64, 0.1)
+    rounded = study(measured={BLOCKS: measured(0.05), INT16: measured(0.055)})
+    rounded.predictions = [
+        predicted(BLOCKS, 0.06),
+        predicted(INT16, 0.03),
+        predicted(KEPT, 0.04),
+    ]  # an exact way, and the fastest
+    assert [row["way"] for row in answer.of(rounded).data["reached"]] == ["dequantized", "fused-int16"]
     speed = pages.MapSpeed(10.0, 20.0, 0.5)
     told = answer.of(study(map_speed=speed, map_found=speed._replace(gbps=5.0), minutes=SimpleNamespace(seconds={}))).data[
         "limit"
@@ -184,8 +192,8 @@ def test_a_file_that_does_not_fit_is_told_with_what_it_waits_for(more, parts):
 @pytest.mark.parametrize("gbps, said", [(19.0, False), (18.9, True)])
 def test_pages_that_are_read_more_slowly_than_a_copy_are_told(gbps, said):
     found = pages.MapSpeed(gbps, 20.0, 0.9)
-    told = " ".join(answer.told(answer.of(study(map_found=found, map_speed=found))))
-    assert ("per token" in told) is said
+    told, without = (answer.told(answer.of(study(**more))) for more in ({"map_found": found, "map_speed": found}, {}))
+    assert len(told) == len(without) + said and ("per token" in " ".join(told)) is said
 
 
 def test_a_busy_machine_is_said_first_and_has_no_row_of_a_limit():
@@ -193,7 +201,9 @@ def test_a_busy_machine_is_said_first_and_has_no_row_of_a_limit():
     assert [row.kind for row in answer.table(quiet)] == ["limit", "kit", "kit"]
     assert [row.kind for row in answer.table(busy)] == ["kit", "kit"]
     assert answer.told(busy)[0] == busy.study.busy.line != answer.told(quiet)[0]
+    assert answer.told(busy)[-1] == answer.concluded(busy)[-1] and len(answer.concluded(busy)) == 2
     assert not any("kit generate" in line for line in answer.concluded(busy))
+    assert "" in answer.told(quiet) and "" not in answer.told(answer.of(study(measured={}))), "a limit alone is no table"
 
 
 @pytest.mark.parametrize("more, command, parts", [
@@ -205,11 +215,15 @@ def test_a_busy_machine_is_said_first_and_has_no_row_of_a_limit():
     ({"predictions": [predicted(LAZY, 0.06), predicted(BLOCKS, 0.1)], "measured": {}}, "--cache none", ("8.45 GiB",)),
     ({"predictions": [predicted(BLOCKS, 0.06), predicted(KEPT, 0.01)]}, "--cache all", ()),
     ({"room": room(stays=lambda each: each.way == INT8)}, "--linear fused-int8", ("98.0%",)),
+    ({"predictions": [predicted(KEPT, 0.06), predicted(BLOCKS, 0.1)], "room": room(stays=lambda each: each.way == BLOCKS)}, "",
+    ()),
 ])  # fmt: skip
 def test_the_one_change_is_told_with_its_command(more, command, parts):
     text, line = answer._change(answer.of(study(**more)))
     assert line.strip().startswith("kit generate m.gguf") and line.endswith(command or "'"), line
     assert all(part in text for part in parts), text
+    assert ("nothing" in text) is (parts in (("nothing",), ("8.45 GiB",)))
+    assert ("measured" in text or "98.0%" in text) is ("int8" in text), "what is exact loses nothing"
     assert "times" not in text or "room" not in more, "as fast as what does not stay is not said"
 
 
@@ -227,11 +241,11 @@ def rows(*given):
 
 def test_other_ways_are_changes_with_what_they_cost():
     asked = study(advice=rows((1.0, "measured"), (1.2, "measured"), (1.5, "predicted")))
-    asked.room.needs = lambda each: {BLOCKS: 1, INT8: 2, KEPT: 5 << 30}[each.way] * 1024
+    asked.room.needs = lambda each: {BLOCKS: 1, INT8: 2, KEPT: 5 << 30}[each.way]
     asked.predictions[0] = predicted(BLOCKS, 0.06, 1)
     int8, kept = opportunities._ways(asked)
     assert (int8.times, int8.seconds, int8.by, int8.now) == (1.2, 0.045, "measured", "kit's default")
-    assert "98.0%" in int8.cost and "1.00 KiB" in int8.cost and int8.command.endswith("--linear fused-int8")
+    assert "98.0%" in int8.cost and "1 B" in int8.cost and int8.command.endswith("--linear fused-int8")
     assert kept.seconds == pytest.approx(0.06 / 1.5) and kept.command.endswith("--cache all") and "next token" not in kept.cost
     asked.room.needs = lambda each: 1
     asked.losses = {}
@@ -284,10 +298,13 @@ def test_changes_that_gain_are_listed_by_their_gain(monkeypatch):
         opportunities.gather(study(busy=Busy(0.3))) == [] == opportunities.gather(study(order=SimpleNamespace(reason="no row")))
     )
     assert found[0].rate == "50 tok/s"
+    told = opportunities.told(study(), [found[2], found[3]._replace(command="kit quants")]).splitlines()
+    assert told[1].startswith(" 3.00x measured ") and told[3].startswith(" 2.00x ") and told[5] == "    kit quants"
+    assert len(opportunities.told(study(), []).splitlines()) == len(told) - 5
     lines = opportunities.advice(study())
     assert len(lines) == 3 and "3.0 times" in lines[0]
     monkeypatch.setattr(opportunities, "gather", lambda study: [])
-    assert "5%" in opportunities.advice(study())[0] and opportunities.advice(study(busy=Busy(0.3))) == [Busy(0.3).line]
+    assert " 5%" in opportunities.advice(study())[0] and opportunities.advice(study(busy=Busy(0.3))) == [Busy(0.3).line]
 
 
 @pytest.mark.parametrize("more, count, gains", [

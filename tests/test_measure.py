@@ -125,7 +125,8 @@ def test_a_run_that_waited_in_vain_does_not_wait_so_long_again(tmp_path, monkeyp
 
 @pytest.mark.parametrize("ratios, edges, right", [
     ([1.5, 2.0], (None,), True), ([1.5, 2.0], (3.3,), True), ([1.5, 2.0], (3.0,), False), ([1.5, 2.0], (1.0,), False),
-    ([1.5, 2.0], (0.9,), True), ([1.5, 2.0], (9.0, 1.7), False), ([1.0, 1.05], (1.0,), True), ([1.0, 1.06], (1.0,), False),
+    ([1.5, 2.0], (0.9,), True), ([1.5, 2.0], (9.0, 1.7), False), ([1.0, 1.05], (1.0,), True), ([0.5, 0.51], (0.5,), True),
+    ([1.0, 1.06], (1.0,), False),
     ([0.0, 0.0], (0.0,), False),
 ])  # fmt: skip
 def test_an_edge_is_clear_beyond_what_runs_differ_by(monkeypatch, ratios, edges, right):
@@ -161,6 +162,8 @@ def test_rounds_are_taken_again_until_enough_are_of_one_state():
     world = World(*[FAST, SLOW] * 9)
     found = measure.rounds(one, 3, 0, **world.given())
     assert (len(found.seconds["x"]), found.left_out, found.state) == (9, 0, None)
+    found = measure.rounds(one, 1, 0, **World(*[FAST, SLOW] * 9).given())
+    assert len(found.seconds["x"]) == 3, "a round of no state is none of those that are enough"
     world = World(FAST, SLOW, SLOW, State(40.0, 10.0), State(40.0, 10.0))
     found = measure.rounds(one, 2, 0, **world.given())
     assert (len(found.seconds["x"]), found.state) == (2, SLOW), "the first of two that are as frequent"
@@ -169,6 +172,7 @@ def test_rounds_are_taken_again_until_enough_are_of_one_state():
 def test_more_rounds_are_taken_until_enough_or_the_budget_is_over():
     for budget, enough, count in ((0.0, 9, 2), (100.0, 6, 6), (4.0, 99, 4), (3.0, 99, 4)):
         world = World()
+        world.now = 50.0
         ways = {"x": lambda world=world: world.work("x", 1.0)() or 1.0}
         found = measure.rounds(
             ways, 2, budget, lambda so_far, enough=enough: len(so_far.seconds["x"]) >= enough, **world.given()

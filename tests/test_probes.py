@@ -47,9 +47,7 @@ def test_slices_are_four_times_the_caches_in_turn_and_the_fastest_counts(monkeyp
 
     def numbers(floats):
         asked.append(floats)
-        return SimpleNamespace(
-            zero_=lambda: SimpleNamespace(view=lambda rows, rest: [part(number) for number in range(rows)] * -rest)
-        )
+        return SimpleNamespace(zero_=lambda: SimpleNamespace(chunk=lambda rows: [part(number) for number in range(rows)]))
 
     for name, value in {"_SLICE": 16, "_LEAST": 64, "_MOST": 256, "time": clock, "last_level_cache": lambda: cache,
                         "memory_available": lambda: free}.items():  # fmt: skip

@@ -156,8 +156,8 @@ _STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantiles by num
 
 
 def interval_of(values) -> tuple[float, float]:
-    """95 % interval of the median of two samples or more: by their order (intervals.of_median); below six samples Student's t
-    (of logarithms if all are positive)."""
+    """95 % interval of the median of samples: by their order (intervals.of_median); of two to five Student's t (of logarithms
+    if all are positive); of one nothing but that."""
     values = np.asarray(values, dtype=float)
     if values.size not in _STUDENT_T:
         return of_median(values)
@@ -170,5 +170,5 @@ def interval_of(values) -> tuple[float, float]:
 
 def interval_within(values) -> tuple[float, float]:
     """``interval_of``, within what was sampled; of one sample that."""
-    low, high = interval_of(values) if len(values) > 1 else (-np.inf, np.inf)
+    low, high = interval_of(values)
     return max(low, min(values)), min(high, max(values))

@@ -24,7 +24,7 @@ def read_gbps(seconds: float = _SECONDS) -> float:
     """10^9 bytes per second of the fastest slice. Memory: four times the caches, 2 GiB or an eighth of what is free at most."""
     wanted = max(_LEAST, min(_MOST, _TIMES * last_level_cache()))
     count = max(1, min(wanted, memory_available() // 8) // _SLICE)
-    memory = state.numbers(count * (_SLICE // 4)).zero_().view(count, -1)  # written, so that there are pages
+    memory = state.numbers(count * (_SLICE // 4)).zero_().chunk(count)  # written, so that there are pages
     best, end, number = 0.0, time.perf_counter() + seconds, 0
     while time.perf_counter() < end or number < count:
         part = memory[number % count]
