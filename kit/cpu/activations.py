@@ -53,20 +53,27 @@ _SMALLEST = np.float32(1e-31)
 
 
 def quantize(
-    x: torch.Tensor, order: int, digits: int = 1, group: int = SUPERBLOCK, sums: int = 16, in_units: bool = False
+    x: torch.Tensor,
+    order: int,
+    digits: int = 1,
+    group: int = SUPERBLOCK,
+    sums: int = 16,
+    in_units: bool = False,
+    times: int = 0,
 ) -> torch.Tensor:
     """The records of x (tokens, columns) float32: (super-blocks, tokens, bytes) uint8, aligned to 64 bytes.
 
     order: the ``address`` of the n of the 16 weights 16 n ... that come first, second ... digits: 1 to 3, or WORDS. group:
     how many numbers share a scale, 32 or 256. scale = largest |x| / 127; the last digit of x / scale is rounded to nearest
     even. Columns are padded with zeros to whole super-blocks. sums: how many numbers a sum covers, 16 or 32 (then it is stored
-    twice). in_units: sums are in units of the last digit, without the scale.
+    twice). in_units: sums are in units of the last digit, without the scale; ``times``: and int32, of so many times as much (0:
+    float32).
     """
     tokens, columns = x.shape
     records = torch.empty(
         -(-columns // SUPERBLOCK), tokens, record_bytes(digits), dtype=torch.uint8, device="cpu"
     )  # torch aligns to 64 bytes
-    layout = dict(order=order, digits=digits, group=group, sums=sums, in_units=in_units)
+    layout = dict(order=order, digits=digits, group=group, sums=sums, in_units=in_units, times=times)
     threads.run(quantizing(), dict(x=x, columns=columns, tokens=tokens, records=records) | layout, tokens)
     return records
 
@@ -104,7 +111,7 @@ def quantizing():
     return _quantize_token
 
 
-def _quantize_token(token, x, columns, tokens, records, order, digits, group, sums, in_units):
+def _quantize_token(token, x, columns, tokens, records, order, digits, group, sums, in_units, times):
     x += 4 * columns * token
     size = RECORD + SUPERBLOCK * (4 if digits == WORDS else digits - 1)
     for n in range((columns + 255) // 256):
@@ -113,6 +120,8 @@ def _quantize_token(token, x, columns, tokens, records, order, digits, group, su
         if sums == 32:
             both = load(f32x16, record + SUMS)
             store(record + SUMS, both + swap_neighbors(both))
+        if times:
+            store(record + SUMS, convert(i32x16, load(f32x16, record + SUMS)) * times)
 
 
 @task

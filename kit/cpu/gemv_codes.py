@@ -62,7 +62,7 @@ def layout(format, tier: str, activations: str) -> dict[str, int]:
     """What kit.cpu.activations.quantize needs to know for the records that ``kernel`` takes."""
     count = digits(format, tier, activations)
     group = format.activations if count == 1 else SUPERBLOCK
-    return dict(order=address(codes_of(format).order), digits=count, group=group, sums=16, in_units=0)
+    return dict(order=address(codes_of(format).order), digits=count, group=group, sums=16, in_units=0, times=0)
 
 
 @inner(forceinline=True)

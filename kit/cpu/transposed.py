@@ -227,11 +227,11 @@ def write_codes(format: Format, less: int, in_parts: bool = False):
     return primitive
 
 
-def _scales(format: Format, less: int):
+def _scales(format: Format, raised: int):
     """A primitive: write the scales and minima of ``unpack`` from the steps of the rows whose addresses are at another
     address."""
     own, (numbers, units) = format.scales, steps_of(format)
-    places, raised, group = _places(format, (*numbers, units)), 0 if less else format.bias, min(32, own.group)
+    places, group = _places(format, (*numbers, units)), min(32, own.group)
 
     @intrinsic
     def primitive(_, tier, rows, weights):
@@ -316,16 +316,16 @@ def _write_codes(format, tier, less, rows, weights, lines):
 
 
 @generated
-def write_scales(format, tier, less, rows, sixteens, weights, lines, scratch):
+def write_scales(format, tier, raised, rows, sixteens, weights, lines, scratch):
     """The scales and minima of ``unpack`` for the rows whose addresses are in memory at ``rows``."""
     sign, in_pairs = format.value.scales.sign, format.value.scales.group >= 32
-    own, raised = sign != 0, np.float32(0 if less.value else format.value.bias)
+    own, less = sign != 0, np.float32(raised.value)
     evens = pick(*range(0, 32, 2))
     if steps_of(format.value):
-        write = _scales(format.value, less.value)
-        return lambda format, tier, less, rows, sixteens, weights, lines, scratch: write(tier, rows, weights)
+        write = _scales(format.value, raised.value)
+        return lambda format, tier, raised, rows, sixteens, weights, lines, scratch: write(tier, rows, weights)
 
-    def of_both(format, tier, less, rows, sixteens, weights, lines, scratch):
+    def of_both(format, tier, raised, rows, sixteens, weights, lines, scratch):
         for row in range(16):
             scale, minimum = scales(format, tier, load(i64, rows + 8 * row), sixteens, scratch)
             if in_pairs:
@@ -341,27 +341,28 @@ def write_scales(format, tier, less, rows, sixteens, weights, lines, scratch):
             store16(weights + SCALES, 64, v)
             store16(weights + MINIMA, 64, transpose(load16(lines + 1024, 64)))
 
-    def of_scales(format, tier, less, rows, sixteens, weights, lines, scratch):
+    def of_scales(format, tier, raised, rows, sixteens, weights, lines, scratch):
         for row in range(16):
             scale, _ = scales(format, tier, load(i64, rows + 8 * row), sixteens, scratch)
             store(lines + 64 * row, scale)
         store16(weights + SCALES, 64, transpose(load16(lines, 64)))
-        if raised:
+        if less:
             for n in range(0, 1024, 64):
-                store(weights + MINIMA + n, load(f32x16, weights + SCALES + n) * raised)
+                store(weights + MINIMA + n, load(f32x16, weights + SCALES + n) * less)
 
     return of_both if own else of_scales
 
 
 @inner
-def unpack(format, tier, less, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
+def unpack(format, tier, less, raised, blocks, row_bytes, rows, sixteens, end, weights, lines, scratch):
     """Write a super-block of sixteen rows, of which the first ``rows`` exist, to ``weights``: the codes, four weights of each
     row per vector; the scales of each sixteen weights and their minima, one vector of rows each, where a scale is of more
-    weights only the first of them. less (Static): what codes are lowered by; by a format's bias, which makes int8 of them, and
-    then it has no minima. lines, scratch: the addresses of UNPACKED and 128 bytes; all three at multiples of 64."""
+    weights only the first of them. less (Static): what codes are lowered by; by a format's bias, which makes int8 of them.
+    raised (Static): the bias that minima take back; 0: they do not. lines, scratch: the addresses of UNPACKED and 128 bytes;
+    all three at multiples of 64."""
     found, copies = _found(), _copies()
     find_rows(format, blocks, row_bytes, rows, end, copies, found)
-    write_scales(format, tier, less, found, sixteens, weights, lines, scratch)
+    write_scales(format, tier, raised, found, sixteens, weights, lines, scratch)
     _write_codes(format, tier, less, found, weights, lines)
 
 

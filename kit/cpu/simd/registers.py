@@ -82,14 +82,15 @@ def add_each(_, sums, others):
     return emits(sums(sums, others), code)
 
 
-def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = (0,), signed: bool = False):
+def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = (0,), signed: bool = False, starts=False):
     """A primitive: add_dots(tier, totals, x, stride, weights, apart, scales, minima, sums).
 
-    Returns totals + scales * dots + minima * sums; where ``units`` is not 0, dots are times a number each token has, which lies
-    so many bytes behind its sum. totals: a tile of f32x16, each sixteen rows' tokens one after another. dots:
-    of ``depth`` u8x64 at ``weights``, four weights of sixteen rows each, the next sixteen rows ``apart`` bytes on, and 4 *
-    ``depth`` numbers of one digit or three, int8 at ``x`` + each of ``digits``, the next token's ``stride`` bytes on. scales,
-    minima: an f32x16 for each sixteen rows. sums: the address of a float32, the next token's as for x.
+    Returns totals + scales * dots + minima * sums, or if it ``starts`` at the sums, which are int32 then, totals + scales *
+    (sums + dots); where ``units`` is not 0, dots are times a number each token has, which lies so many bytes behind its sum.
+    totals: a tile of f32x16, each sixteen rows' tokens one after another. dots: of ``depth`` u8x64 at ``weights``, four weights
+    of sixteen rows each, the next sixteen rows ``apart`` bytes on, and 4 * ``depth`` numbers of one digit or three, int8 at
+    ``x`` + each of ``digits``, the next token's ``stride`` bytes on. scales, minima: an f32x16 for each sixteen rows. sums: the
+    address of a float32, the next token's as for x.
     """
 
     at_once = most_pairs(largest, signed)
@@ -140,11 +141,17 @@ def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = 
             def floats(dots):
                 return [builder.sitofp(dot, f32x16.llvm) for dot in dots]
 
+            def begun(token):
+                return emit.broadcast(builder, _load(builder, I32, of(token, sums)), i32x16.llvm)
+
             def together(places):
                 """The sums over up to two digits, which fit 32 bits; of three they would not."""
-                dots = add([every(i32x16.llvm, 0)] * len(old), places[0])
+                first = [every(i32x16.llvm, 0)] * len(old)
+                start = [begun(token) for token in range(tokens)] * len(scales) if starts else first
+                dots = add([*(first if places[1:] else start)], places[0])
                 for place in places[1:]:
-                    dots = add([builder.shl(dot, every(dot.type, 8)) for dot in dots], place)
+                    dots = [builder.shl(dot, every(dot.type, 8)) for dot in dots]
+                    dots = add([builder.add(*both) for both in zip(dots, start, strict=True)] if starts else dots, place)
                 return floats(dots)
 
             dots = together(digits[-2:])
@@ -155,7 +162,7 @@ def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = 
                 if units:
                     dot = builder.fmul(dot, _spread(builder, of(token, sums), units))
                 old[at] = fma(dot, scales[row], old[at])
-                if not signed:
+                if not (signed or starts):
                     old[at] = fma(_spread(builder, of(token, sums)), minima[row], old[at])
             return pack_array(builder, old)
 
