@@ -73,6 +73,19 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
     "kit.lab.findings.reported": ["tests/test_first_token.py", "tests/test_tile_notebooks.py"],
     "kit.lab.predicting.divergence": ["tests/test_perplexity.py"],
     "kit.lab.predicting.losses": ["tests/test_perplexity.py"],
+    "kit.lab.predicting.measured": ["tests/test_measured.py"],
+    "kit.lab.predicting.quality": [  # others of the file compile kernels, for longer than a test may take here
+        f"tests/test_perplexity.py::test_{name}"
+        for name in (
+            "a_way_that_rounds_is_asked_a_few_tokens_at_a_time_of_short_texts_or_where_prompts_do_not_round",
+            "what_computes_the_same_text_elsewhere_is_a_row_next_to_the_precisions",
+            "a_file_whose_text_takes_minutes_is_measured_only_when_asked",
+            "weights_are_rounded_as_their_formats_are_defined",
+            "what_a_precision_rounds_is_said_with_its_divergence_where_that_is_known",
+            "quality_is_measured_once",
+            "every_way_has_a_precision",
+        )
+    ],
     "kit.lab.predicting.ways": ["tests/test_predictions.py", "tests/test_ways.py", "tests/test_uses.py"],
     "kit.lab.predicting.room": ["tests/test_predictions.py"],
     "kit.lab.predicting.order": ["tests/test_predictions.py", "tests/test_uses.py"],
@@ -188,6 +201,7 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.measuring.measurements", "torn = size and"): "one byte is left to read",
     ("kit.lab.measuring.measurements", "return low > other_high * (1"): "equal to the last bit of a product",
     ("kit.lab.measuring.measurements", "data = np.ascontiguousarray("): "any negative size is what is left",
+    ("kit.lab.predicting.quality", "return digest.hexdigest()["): "a digit more of a digest",
     ("kit.lab.predicting.divergence", "size = math.ceil("): "steps of another size score the same positions",
     ("kit.lab.predicting.divergence", "for start in steps(range("): "the last step begins before either end, or is empty",
     ("kit.lab.predicting.divergence", "if skip < len(ids):"): "a part without positions",

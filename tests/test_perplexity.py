@@ -9,6 +9,7 @@ import hf_files
 import llama_cpp
 import model_files
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
@@ -30,6 +31,8 @@ from kit.lab.predicting.perplexity import windows
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, Way
 from kit.lab.synthetic.geometry import GEOMETRIES
 from kit.lab.synthetic.write import synthesize
+from kit.model.hyperparameters import read_config
+from kit.model.tokenizer import tokenizer_of
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +269,102 @@ def test_the_divergence_of_a_way_is_that_of_the_pass_whose_speed_is_shown(path, 
         quality._source(model, 40, few=False).step([*range(1, 41)])
     assert max(asked) <= quality._AT_ONCE if not rounds else asked == [40]
     assert quality._AT_ONCE < linear.FEWEST, "what the kernels of a decode multiply"
+
+
+class Told:
+    """A model in place of one that computes: its logits follow from the tokens."""
+
+    def __init__(self, file, precision, asked):
+        self.linear, self.asked = SimpleNamespace(activations=precision.linear.partition("-")[2] or None), asked
+        self.tokenizer, self.config = tokenizer_of(file), read_config(file)
+
+    def new_cache(self, context):
+        return None
+
+    def logits(self, ids, start, cache):
+        self.asked.append(len(ids))
+        return torch.sin(torch.outer(torch.tensor(ids, dtype=torch.float32), torch.arange(400.0)))
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """How many tokens each pass of models in place of those that compute was asked for."""
+    asked = []
+    monkeypatch.setattr(quality, "model_of", lambda file, precision, **_: Told(file, precision, asked))
+    monkeypatch.setattr(perplexity, "encode", lambda tokenizer, text, count: [*range(2, 2 + count)])
+    return asked
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_a_way_that_rounds_is_asked_a_few_tokens_at_a_time_of_short_texts_or_where_prompts_do_not_round(
+    path, cached, monkeypatch, told, rounds
+):
+    monkeypatch.setattr(quality, "rounds_prompts", lambda activations: rounds)
+    few = quality._AT_ONCE
+    parts = lambda count: [few] * (count // few) + [count % few] * (count % few > 0)  # noqa: E731
+    with kit.open(path) as file:
+        weights = sum(info.elements for info in file.tensors.values())
+        for tokens, more in ((20, 0), (21, 1)):  # one multiplication too many, one too few
+            monkeypatch.setattr(quality, "_FEW", weights * tokens + more)
+            told.clear()
+            quality.quality(file, ["float32", "int8 activations"], tokens=tokens)
+            asked = parts(tokens - 1) if more or not rounds else [tokens - 1]  # the last one predicts none
+            assert sorted(told) == sorted([tokens - 1, *asked]), "float32 rounds nothing"
+        told.clear()
+        quality.from_blocks(file, 40, "fused-int8").step([*range(1, 41)])
+        assert told == ([40] if rounds else parts(40)), "at once where products of a prompt round as well"
+
+
+def test_what_computes_the_same_text_elsewhere_is_a_row_next_to_the_precisions(path, cached, told):
+    with kit.open(path) as file:
+        model = Told(file, quality.Precision(), [])
+        peer = quality.LogitSource(lambda ids: model.logits(ids, 0, None) + 3.0)  # of the same probabilities
+        table = quality.quality(file, ["float32", "INT8 tiles"], tokens=20, others={"peer": peer})
+        assert [*table.index] == ["float32", "INT8 tiles", "peer"] and [*table.command] == ["", "--dtype int8", ""]
+        assert table.loc["peer"].kl == pytest.approx(0, abs=1e-9) and table.loc["peer"].ratio == pytest.approx(1)
+        passes = len(told)
+        again = quality.quality(file, ["float32"], tokens=20, others={"peer": None})
+        assert again.loc["peer"].kl == table.loc["peer"].kl and len(told) == passes == 2, "measured once"
+        assert {*quality.kept(file, 20)} == {"float32", "INT8 tiles", "peer"} and quality.kept(file, 19) == {}
+
+
+def test_a_file_whose_text_takes_minutes_is_measured_only_when_asked(path, cached, monkeypatch, told):
+    monkeypatch.setattr(divergence, "tokens_for", lambda weights: 0)
+    with kit.open(path) as file:
+        assert quality.kept(file) == {}
+        with pytest.raises(ModelError, match="add --thorough"):
+            quality.quality(file)
+        assert told == [] and quality.quality(file, ["float32"], tokens=8).loc["float32"].kl == 0
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3moe"])
+def test_weights_are_rounded_as_their_formats_are_defined(tmp_path, name):
+    """float16: each number; INT8: of matrices, an expert's too, to a 127th of the largest of its row."""
+    with kit.open(model_files.write(tmp_path, name)) as file:
+        plain, half, int8 = kit.Weights(file), *(
+            quality.Rounded(file, quality.PRECISIONS[one].weights) for one in ("float16", "INT8 tiles")
+        )  # fmt: skip
+        assert max(info.shape[0] for info in file.tensors.values()) > quality._ROUNDED_ROWS
+        for tensor in [f"{each}[3]" if "_exps" in each else each for each in file.tensors]:
+            weight, rounded = plain.load(tensor), int8.load(tensor)
+            assert torch.equal(half.load(tensor), weight.half().float())
+            if weight.ndim == 1 or (
+                tensor == "token_embd.weight" and "output.weight" in file.tensors
+            ):  # its rows are looked up
+                assert torch.equal(rounded, weight)
+                continue
+            step = weight.abs().amax(1, keepdim=True) / 127
+            assert ((rounded - weight).abs() <= step * 0.5001).all()
+            assert ((rounded / step) - (rounded / step).round()).abs().max() < 1e-3
+
+
+def test_what_a_precision_rounds_is_said_with_its_divergence_where_that_is_known():
+    table = pd.DataFrame({"kl": 0.0017, "kl_error": 0.0001, "tokens": 1024}, ["float32", "int8 activations"])
+    said = quality.lost("int8 activations")
+    assert said == "activations rounded to 8 bits" and "KL" not in quality.lost("float32", table)
+    assert quality.lost("int8 activations", table) == f"{said}, KL 0.0017 ± 0.0001 nats over 1,024 positions"
+    assert quality.lost("int8 activations", table.drop(columns="tokens")).endswith("± 0.0001 nats")
+    assert {quality.lost("int8 activations", each) for each in ("why not", table[:1])} == {f"{said}, its effect not measured"}
 
 
 @given(st.integers(3, 700), st.integers(1, 60))

@@ -61,6 +61,48 @@ def test_of_a_users_file_its_own_formats_are_compiled_and_no_model_is_made(tmp_p
     assert {each[1] for each in work if each[0] == "dequantized"} == {"F32", "Q8_0"}
 
 
+def test_kernels_are_those_that_the_tensors_of_a_file_need():
+    tensors = [SimpleNamespace(qtype=qtype, shape=shape) for qtype, shape in (
+        ("F32", (8,)), ("Q4_K", (8, 8)), ("Q4_K", (8,)), ("Q6_K", (8, 8)), ("of another program", (8, 8)))]  # fmt: skip
+    found = lambda name, **how: [each[1:] for each in ahead.kernels(tensors, **how) if each[0] == name]  # noqa: E731
+    assert found("dequantized") == [("Q6_K", None), ("Q4_K", None), ("F32", None)], "the longest to compile first"
+    assert {*found("dequantized", plain=True)} == {
+        (qtype, tier) for qtype in ("Q6_K", "Q4_K", "F32") for tier in (None, "plain")
+    }
+    products = lambda tokens, **how: {each[0] for each in found("multiplied", **how) if each[1] == tokens}  # noqa: E731
+    assert products(5, runs=False) == {"Q6_K", "Q4_K", "F32"} and products(64, runs=False) == products(64, prompts=()) == set()
+    assert products(5) == {"Q6_K", "Q4_K", "F32", "F16", "BF16"} and products(64) == {"Q6_K", "Q4_K"}, (
+        "a vector multiplies none"
+    )
+    assert {each[2] for each in found("multiplied")} == {*linear.ACTIVATIONS}
+    passes = [
+        (each, how) for each in ("token", "first token") for how in ({}, {"prompts": ()}, {"runs": False}) if found(each, **how)
+    ]
+    assert passes == [("token", {}), ("first token", {"prompts": ()})]
+
+
+@pytest.mark.parametrize(("makes", "how"), [
+    (["formats"], {"runs": False, "plain": False}), (["tokens"], {"runs": True, "plain": False}),
+    (["plain", "formats"], {"runs": False, "plain": True}), (["plain", "tiles"], None), (["histories"], None),
+])  # fmt: skip
+def test_formats_are_compiled_for_who_says_so_and_prompts_for_who_runs_the_model(monkeypatch, makes, how):
+    asked = []
+    monkeypatch.setattr(ahead, "kernels", lambda tensors, **given: asked.append(given) or [])
+    work = ahead.work_of({"makes": makes, "models": ["granite-3.3-8b"]}, "smoke")
+    assert asked == ([how] if how else []) and ("generated", "smoke", "granite-3.3-8b", 0) in work
+    assert [each[0] for each in work[:-1]] == {"tiles": ["tiles"] * 2, "histories": ["token"] * 2}.get(makes[-1], [])
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_only_a_model_that_is_to_be_made_needs_a_folder_to_write_to(tmp_path, monkeypatch, there):
+    path, asked = tmp_path / "m.gguf", []
+    path.write_text("") if there else None
+    monkeypatch.setattr(ahead, "path_of", lambda *_, **__: path)
+    monkeypatch.setattr(ahead, "made", lambda *given: asked.append(given))
+    ahead.check_folder([("tiles", "kit"), ("generated", "smoke", "granite-3.3-8b", 0)])
+    assert len(asked) == (not there)
+
+
 @pytest.mark.slow
 def test_all_work_of_all_notebooks_can_be_done():
     """In a process of its own a failure would be silent: here it is none."""

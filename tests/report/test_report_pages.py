@@ -223,10 +223,10 @@ def test_markdown_gives_headings_and_leads_to_pages():
 
 def test_text_is_what_a_terminal_would_show():
     assert content.terminal("10%\r20%\r30%\ndone\r\nend") == "30%\ndone\r\nend"
-    shown = content.terminal("a" * content.LONGEST + "b" * 1000)
-    assert len(shown) < content.LONGEST + 100
-    assert shown.endswith("b")
-    assert "[... 1,000 characters" in shown
+    half = content.LONGEST // 2
+    assert content.terminal("a" * half + "b" * half) == "a" * half + "b" * half
+    first, said, last = content.terminal("a" * half + "c" * 1000 + "b" * half).split("\n")
+    assert (first, last) == ("a" * half, "b" * half) and said.startswith("[... 1,000 characters")
 
 
 def test_a_live_control_becomes_its_text():
@@ -247,14 +247,22 @@ def record(**fields):
     return Record(run_id="r", notebook="n", quantity="q", unit="s", **fields)
 
 
-def test_the_scale_orders_what_is_possible_measured_and_reported():
-    claim = Claim("c", "000", "", "", "n", before=194, after=0.075, unit="s")
-    at = theme.positions(record(samples=[10.0], lower=1.0, upper=100.0), claim)
-    low, high = at["possible"]
-    assert 0 < at["reported"][0] < low < at["measured"] < high < 1
-    assert at["measured"] == pytest.approx((low + high) / 2), "10 is half way from 1 to 100 on a log axis"
-    assert theme.positions(record(samples=[10.0], lower=1.0), None)["possible"][1] == 1
-    assert theme.positions(record(samples=[10.0]), None) is None
+@pytest.mark.parametrize(("lower", "samples", "upper", "reported", "possible", "measured", "of_report"), [
+    (0.01, [1.0], 100.0, (), (0.06, 0.94), 0.5, []), (0.01, [100.0], None, (), (0.06, 1.0), 0.94, []),
+    (None, [0.01], 100.0, (), (0.0, 0.94), 0.06, []), (0.0, [0.01], 100.0, (), (0.0, 0.94), 0.06, []),
+    (None, [0.01], None, (100.0, 0.0), None, 0.06, [0.94]), (0.01, [], 100.0, (1.0, 1.0), (0.06, 0.94), None, [0.5]),
+])  # fmt: skip
+def test_the_scale_is_a_log_axis_of_what_is_possible_measured_and_reported(
+    lower, samples, upper, reported, possible, measured, of_report
+):
+    """1 is half way from 0.01 to 100; the ends have a margin, which an open end reaches over; what is not positive has none."""
+    after, before = (*reported, None, None)[:2]
+    claim = Claim("c", "000", "", "", "n", before=before, after=after, unit="s")
+    row = record(samples=samples, lower=lower, upper=upper, status="ok" if samples else "skipped", reason="r")
+    at = theme.positions(row, claim)
+    assert (at["possible"], at["measured"], at["reported"]) == (
+        possible and pytest.approx(possible), measured and pytest.approx(measured), pytest.approx(of_report))  # fmt: skip
+    assert theme.positions(record(samples=[10.0], upper=10.0), None) is theme.positions(record(samples=[10.0]), None) is None
     assert theme.positions(record(samples=[-1.0], lower=0.0), None) is None
 
 

@@ -158,8 +158,8 @@ def from_blocks(file, tokens: int, linear: str = "fused") -> LogitSource:
 def _source(model, context: int, few: bool) -> LogitSource:
     """A model as a LogitSource; with ``few``, a few tokens at a time from the blocks."""
     cache = model.new_cache(context)
-    rounds = model.linear.activations or "float32"
-    some = _AT_ONCE if model.linear.activations and (few or not rounds_prompts(rounds)) else context
+    rounds = model.linear.activations
+    some = _AT_ONCE if rounds and (few or not rounds_prompts(rounds)) else context
 
     def step(ids):
         return torch.cat([model.logits(ids[at : at + some], 0, cache) for at in range(0, len(ids), some)])
