@@ -2,6 +2,7 @@
 
 import ast
 import math
+import types
 from types import SimpleNamespace
 
 import nbformat
@@ -272,6 +273,31 @@ def test_a_page_that_takes_another_branch_reads_no_other_calls_value(page):
     assert page(body)["held"] == (1, "None", 6)
     taken = [page(lambda of=of: measure.rounds({of: lambda: 1.0}, 1, 0, look=lambda: FAST, of="one")) for of in ("a", "b")]
     assert [[*each.seconds] for each in taken] == [["a"], ["b"]]
+
+
+def test_what_was_measured_inside_another_measurement_is_no_value_of_its_own(page, tmp_path, monkeypatch):
+    """Where only drawing is left each that is measured all the same is noted."""
+    values = iter(["inside", "direct", "again"])
+
+    @kept.once_a_run
+    def inner():
+        return next(values)
+
+    @kept.once_a_run
+    def outer():
+        return inner()
+
+    assert page(lambda: (outer(), inner())) == ("inside", "direct") and page(inner) == "direct"
+    monkeypatch.setenv(kept.DRAWS, str(tmp_path / "notes"))
+    assert page(lambda: (outer(), inner(), inner())) == ("inside", "direct", "again")
+    assert (tmp_path / "notes").read_text() == f"{inner.__module__}.{inner.__qualname__}\n"
+
+
+def test_a_function_is_told_by_its_name_where_another_process_finds_it_there():
+    named, by_code = kept.told(student_cdf), kept.told(lambda: 1)
+    assert named == (student_cdf.__module__, "student_cdf") and by_code[0] == kept._code((lambda: 1).__code__)
+    main = types.FunctionType(student_cdf.__code__, {"__name__": "__main__"}, "student_cdf")
+    assert (main.__module__, kept.told(main)[0]) == ("__main__", kept._code(student_cdf.__code__))
 
 
 def test_rounds_of_a_page_have_names_of_their_own():

@@ -57,8 +57,8 @@ def test_a_probe_takes_no_more_than_it_asks_for(timed, monkeypatch):
     counts, numbers = [], state.numbers
     monkeypatch.setattr(state, "numbers", lambda count: counts.append(count) or numbers(count))
     for leave_out, buffers in (((), 2), (("copy_gbps",), 1)):
-        machine._measured_limits(leave_out)
-        assert counts == [1 << 18] * buffers
+        samples, _ = machine._measured_limits(leave_out)
+        assert counts == [1 << 18] * buffers and not {*leave_out} & {*samples}
         counts.clear()
     monkeypatch.setattr(measure, "time", lambda *_, **__: Measurement((2.0,) * 3, 4.0))  # an emulated CPU
     machine._measured_limits(("copy_gbps",))
@@ -87,6 +87,17 @@ def test_a_damaged_record_of_a_machine_warns_whom_it_concerns(tmp_path):
     with pytest.warns(KitWarning, match="measured again") as warned:
         assert machine.kept(tmp_path) is None
     assert warned[0].filename == __file__ and machine.kept(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("device", [None, {"name": "H100"}])
+def test_a_machine_has_the_best_sample_of_each_limit(monkeypatch, device):
+    limits = {name: [2.0, 3.0, 1.0] for name in ("read_gbps", "write_gbps", "copy_gbps", "fresh_gbps")}
+    monkeypatch.setattr(machine, "_measured_limits", lambda leave_out: (limits, dict.fromkeys(limits, "told")))
+    monkeypatch.setattr(machine, "gpu", lambda: device)
+    monkeypatch.setattr("kit.lab.measuring.gpu.probe_device", lambda: {"read_gbps": 9.0})
+    found = machine.probe(("f32_gflops",))
+    assert (found.read_gbps, found.fresh_gbps, found.f32_gflops, found.methods["copy_gbps"]) == (3.0, 3.0, None, "told")
+    assert found.gpu == (device and {"name": "H100", "read_gbps": 9.0}) and found.system["libraries"]["numpy"]
 
 
 def test_a_device_is_the_first_one(monkeypatch):
@@ -131,7 +142,7 @@ def test_the_largest_tensors_that_have_room_are_read(monkeypatch, free, cache, c
 
 def test_a_speed_is_the_best_of_passes_in_turn(monkeypatch):
     """Of five after one that maps the pages; a pass reads all tensors once."""
-    seconds = iter([99.0, 99.0, 4.0, 2.0, 2.0, 4.0, 8.0, 8.0, 9.0, 9.0, 8.0, 1.0])
+    seconds = iter([99.0, 99.0, 2.0, 4.0, 4.0, 2.0, 8.0, 8.0, 9.0, 9.0, 8.0, 1.0])
     monkeypatch.setattr(pages, "timeit", SimpleNamespace(timeit=lambda work, number: work() and number * next(seconds)))
     parts = [torch.ones(6), torch.ones(4)]
     monkeypatch.setattr(pages, "views", lambda file: parts)
@@ -155,6 +166,7 @@ SLOW, FAST = MapSpeed(10.0, 20.0, 0.0), MapSpeed(20.0, 20.0, 1.0)
     (SLOW._replace(large=pages.FEW), FAST, ("1.00 s",), ("`",)),
     (SLOW._replace(large=None), FAST._replace(large=None), ("`kit x`",), ("2 MiB",)),
     (SLOW, SLOW._replace(gbps=19.0), ("`kit x`", "95%"), ("--pages",)),
+    (SLOW._replace(gbps=18.8), SLOW._replace(gbps=19.0), ("`kit x`", "95%"), ("--pages",)),
     (SLOW, SLOW._replace(gbps=10.5, large=0.2), ("52%",), ("`",)),
     (SLOW, SLOW._replace(gbps=10.6), ("`kit x`", "53%"), ("--pages",)),
     (SLOW, SLOW, ("`kit x --pages copied`", "18.63 GiB"), ()),

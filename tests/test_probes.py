@@ -290,7 +290,8 @@ def test_limits_of_a_device_are_amounts_over_seconds(device, monkeypatch):
 
 
 def test_the_better_of_both_machines_is_kept_with_its_samples():
-    one, two = (machine.Machine("m", "cpu", 2, 8, 8, *limits, samples={"read_gbps": [limits[0]], "write_gbps": [limits[1]]})
+    one, two = (machine.Machine("m", "cpu", 2, 8, 8, *limits,
+    samples={"read_gbps": [limits[0]], "write_gbps": [limits[1]], "copy_gbps": [4.0, limits[3]]})
                 for limits in ((2.0, 3.0, 4.0, 5.0, 6.0), (1.0, 4.0, 4.0, 9.0, 2.0)))  # fmt: skip
     best = one.best(two)
     assert [getattr(best, name) for name in ("read_gbps", "write_gbps", "copy_gbps", "f32_gflops", "fresh_gbps")] == [
@@ -300,4 +301,7 @@ def test_the_better_of_both_machines_is_kept_with_its_samples():
         9,
         6,
     ]
-    assert best.samples == {"read_gbps": [2.0], "write_gbps": [4.0]} and best.seconds_to_compute(18e9) == 2.0
+    assert (
+        best.samples == {"read_gbps": [2.0], "write_gbps": [4.0], "copy_gbps": [4.0, 9.0]}
+        and best.seconds_to_compute(18e9) == 2.0
+    )
