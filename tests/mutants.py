@@ -70,6 +70,8 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
     "kit.lab.explaining.second_turn": ["tests/test_remedies.py"],
     "kit.lab.engines.bounds_of": ["tests/test_remedies.py"],
     "kit.lab.engines.base": ["tests/test_remedies.py"],
+    "kit.lab.explaining.tables": ["tests/test_parts.py"],
+    "kit.cache.stats": ["tests/test_parts.py"],
     "kit.lab.engines.turns": ["tests/test_turns.py"],
     "kit.lab.engines.meter": ["tests/test_turns.py"],
     "kit.lab.measuring.doctor": ["tests/test_doctor.py"],
