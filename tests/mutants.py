@@ -42,6 +42,13 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
     "kit.lab.claims.runs": ["tests/test_ledger.py", "tests/report/test_report_merge.py"],
     "kit.lab.claims.evidence": ["tests/test_evidence.py"],
     "kit.lab.claims.records": ["tests/test_records.py"],
+    "kit.lab.claims.session": [
+        "tests/test_session.py",
+        "tests/test_records.py::test_a_session_writes_what_it_records",
+        "tests/test_records.py::test_a_second_run_of_a_page_keeps_the_records_of_the_first",
+        "tests/test_ledger.py::test_a_run_has_one_disk",
+        "tests/test_ledger.py::test_a_part_of_the_row_judges_with_the_parameters_of_the_run",
+    ],
     "kit.lab.claims.table": ["tests/test_records.py", "tests/test_ledger.py"],
     "kit.lab.measuring.minutes": ["tests/test_minutes.py"],
     "kit.lab.measuring.intervals": ["tests/test_intervals.py"],
@@ -111,13 +118,40 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
     "kit.lab.explaining.quants": ["tests/test_quants_choice.py"],
     "kit.lab.explaining.depth": ["tests/test_depth.py"],
     "kit.lab.drafts.costs": ["tests/test_draft_costs.py"],
+    "kit.lab.report.ahead": [  # others of the file compile kernels
+        f"tests/report/test_ahead.py::test_{name}"
+        for name in (
+            "a_notebook_gets_what_it_declares",
+            "kernels_are_those_that_the_tensors_of_a_file_need",
+            "formats_are_compiled_for_who_says_so_and_prompts_for_who_runs_the_model",
+            "only_a_model_that_is_to_be_made_needs_a_folder_to_write_to",
+            "of_a_users_file_its_own_formats_are_compiled_and_no_model_is_made",
+            "each_work_is_taken_by_one_process_alone",
+            "a_process_that_helps_is_one_of_those_a_core",
+            "processes_are_no_more_than_memory_holds",
+        )
+    ],
     "kit.lab.report.checklist": ["tests/report/test_report_pages.py"],
+    "kit.lab.report.content": ["tests/report/test_report_pages.py"],
+    "kit.lab.report.gallery": ["tests/test_engines.py"],
+    "kit.lab.report.theme": ["tests/report/test_report_pages.py"],
     "kit.lab.report.html": ["tests/report/test_runs_by_hand.py"],
     "kit.lab.report.index": ["tests/report/test_runs_by_hand.py"],
     "kit.lab.report.parameters": ["tests/report/test_report_parameters.py"],
     "kit.lab.report.merge": ["tests/report/test_runs_by_hand.py", "tests/report/test_report_merge.py"],
     "kit.lab.report.planning": ["tests/report/test_runs_by_hand.py"],
     "kit.lab.report.run": ["tests/report/test_runs_by_hand.py", "tests/test_gates.py"],
+    "kit.lab.report.sweep.page": ["tests/report/test_sweep_by_hand.py"],
+    "kit.lab.report.sweep.decode": ["tests/report/test_sweep_by_hand.py"],
+    "kit.lab.report.sweep.run": ["tests/report/test_sweep_by_hand.py"],
+    "kit.lab.report.sweep.spec": [
+        f"tests/test_sweep.py::test_{name}"
+        for name in (
+            "a_grid_is_the_product_of_its_axes",
+            "a_wrong_spec_is_one_clear_error",
+            "the_key_changes_with_all_that_it_is_made_of",
+        )
+    ],
     "kit.lab.report.lead": ["tests/report/test_lead.py"],
     "kit.lab.report.published": ["tests/report/test_lead.py"],
     "kit.cache.policies.queues": ["tests/test_cache_policies.py"],
@@ -164,6 +198,7 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.report.run", "rose = lambda row: any("): "equal to the last bit of a product",
     ("kit.lab.report.run", "return nbformat.read(path"): "a notebook of version 4 is not changed",
     ("kit.lab.report.run", "write_whole(self.folder / STATE"): "a version that nothing reads, and the width of an indent",
+    ("kit.lab.report.sweep.spec", "settings = dict(zip(mine, values"): "as many values as names",
     ("kit.lab.report.published", "given, busy = HERE | row.parameters"): "more than BUSY, by whatever factor",
     ("kit.lab.report.lead", "name = str(model or peers.get("): "the last part of a path, however many are split off",
     ("kit.lab.report.lead", "return compared([theirs / ours for ours"): "as many rounds on both sides",
