@@ -10,8 +10,8 @@ times add up (54 and 77), although vectors and matrix unit have independent work
 bytes fill tiles of rows and tokens whose sums fit the vector registers: 60 multiply-adds per cycle of the same CPU with
 AVX-512, of at most 93.
 
-Of sums scaled by groups, a vector unit multiplies codes four of five turns (Q4_K: 96 of 120 instructions). Codes that only a bias
-raises have no minima to multiply: their sums start at minus the bias times the sum of activations.
+Of sums scaled by groups, a vector unit multiplies codes in four of five turns (Q4_K: 96 of 120 instructions). Codes that only
+a bias raises have no minima to multiply: their sums start at minus the bias times the sum of activations.
 
 int16 activations take two such products, one per digit. Three digits, exact to 24 bits, take three: 119 GFLOP/s per core of a
 Zen 4, compared with 90 of torch's product of dequantized pieces (Q4_K, 512 tokens). The matrix unit is not used for it.
