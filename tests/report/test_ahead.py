@@ -1,16 +1,20 @@
 """What notebooks need is made before they run: the right work, once, in processes that leave nothing behind."""
 
 import ast
+import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import nbformat
 import pytest
 
+import kit
 from kit.cpu import linear
 from kit.errors import ReportError
+from kit.gguf.formats import FORMATS
 from kit.lab.findings import pressure
 from kit.lab.report import ahead, planning
 from kit.lab.report import run as runs
@@ -75,6 +79,7 @@ def test_kernels_are_those_that_the_tensors_of_a_file_need():
         "a vector multiplies none"
     )
     assert {each[2] for each in found("multiplied")} == {*linear.ACTIVATIONS}
+    assert [*dict.fromkeys(each[0] for each in found("multiplied") if each[1] == 64)] == ["Q6_K", "Q4_K"]
     passes = [
         (each, how) for each in ("token", "first token") for how in ({}, {"prompts": ()}, {"runs": False}) if found(each, **how)
     ]
@@ -101,6 +106,43 @@ def test_only_a_model_that_is_to_be_made_needs_a_folder_to_write_to(tmp_path, mo
     monkeypatch.setattr(ahead, "made", lambda *given: asked.append(given))
     ahead.check_folder([("tiles", "kit"), ("generated", "smoke", "granite-3.3-8b", 0)])
     assert len(asked) == (not there)
+
+
+def test_what_compiles_kernels_gives_them_what_fits(monkeypatch):
+    """What fails is left to who needs it, so a width that does not fit would compile nothing, in silence."""
+    given, steps, decoded, form = [], [], [], FORMATS["Q4_K"]
+    monkeypatch.setattr("kit.cpu.linear.linear", lambda *one: given.append(one))
+    for tokens in (5, 64):
+        ahead._multiplied("Q4_K", tokens, "int8")
+        blocks, _, x, activations = given[-1]
+        of_row = x.shape[1] / form.block_elements
+        assert (len(x), activations) == (tokens, "int8") and of_row == blocks.shape[1] / form.block_bytes == int(of_row) > 0
+    made = SimpleNamespace(new_cache=lambda positions: positions, step=lambda tokens, cache: steps.append((len(tokens), cache)))
+    monkeypatch.setattr(ahead, "cached_model", lambda *_, **__: "path")
+    monkeypatch.setattr(kit, "open", lambda path: nullcontext(path))
+    monkeypatch.setattr(kit, "Weights", lambda file: file)
+    monkeypatch.setattr(kit, "Transformer", lambda weights, **how: made)
+    for name in ("token", "first token"):
+        ahead.WORK[name]("fused", "fused", "float32", None)
+    assert [count for count, _ in steps] == [3, 1, 1, 1, 1, 1] and sum(count for count, _ in steps[:3]) <= steps[0][1]
+    monkeypatch.setattr(kit.codec, "encode", lambda matrix, coding: (matrix.ndim, coding))
+    monkeypatch.setattr(kit.codec, "decode", lambda tiles, decoder: decoded.append((*tiles, decoder)))
+    for coding in ("kit", "reported"):
+        ahead._tiles(coding)
+    scalar = [one for one in ahead._DECODERS if one.startswith("scalar")]
+    assert decoded == [(2, "kit", one) for one in ahead._DECODERS] + [(2, "reported", one) for one in scalar]
+
+
+def test_a_process_that_compiles_is_not_the_terminal_s_and_is_done_in_a_file_by_the_sources(monkeypatch):
+    monkeypatch.setattr(ahead.child, "command", lambda *job: ["sleep", "60"])
+    asked = []
+    monkeypatch.setattr(ahead.tasks, "beside", lambda name, *folders: asked.append((name, folders)))
+    with ahead._child([], "") as process:
+        assert os.getsid(process.pid) != os.getsid(0), "Ctrl-C is for the command, which ends them all"
+        process.kill()
+    ahead._done(("tiles", "kit", 3))
+    ((name, folders),) = asked
+    assert name == "tiles-kit-3" and len(folders) > 1 and all(folder.is_dir() for folder in folders)
 
 
 @pytest.mark.slow
