@@ -51,20 +51,25 @@ def test_parts_of_a_token_are_its_uses_and_what_is_left(order):
     assert found["share"].to_dict() == pytest.approx({"output": 6 / 11, "ffn_up": 4 / 11, tables.REST: 1 / 11})
     assert found["bytes"].dropna().to_dict() == {"output": 120.0, "ffn_up": 100.0} and math.isnan(found["GB/s"][tables.REST])
     assert found["GB/s"]["ffn_up"] == 100 / 2 / 1e9
+    assert [*found.columns] == ["share", "seconds", "bytes", "GB/s"]
     scaled = tables.parts_of(None, order, {}, seconds=11.0, most=1e-7)
     assert scaled["seconds"].to_dict() == pytest.approx({"output": 6.0, "ffn_up": 4.0, tables.REST: 1.0})
     held = tables.parts_of(None, order, {}, seconds=11.5, most=2e-8)  # 5 seconds for 100 bytes, 6 for 120
     assert held["seconds"].to_dict() == pytest.approx({"output": 6.0, "ffn_up": 5.0, tables.REST: 0.5})
+    order.programs = {"fused": PROGRAM._replace(rest=0.0)}
+    nothing = tables.parts_of(None, order, {}, seconds=11.5, most=2e-8)["seconds"]
+    assert nothing.to_dict() == pytest.approx({"output": 6.5, "ffn_up": 5.0, tables.REST: 0.0})
 
 
 @pytest.mark.parametrize("parts, least, whole, right", [
     ([1.0, 1.0], [0.0, 0.0], 4.0, [2.0, 2.0]), ([1.0, 3.0], [1.5, 0.0], 4.0, [1.5, 2.5]),
     ([1.0, 3.0], [1.0, 3.0], 4.0, [1.0, 3.0]),
-    ([1.0, 3.0], [2.0, 3.0], 4.0, [1.0, 3.0]), ([1.0, 1.0, 2.0], [1.4, 0.9, 0.0], 4.0, [1.4, 0.9, 1.7]),
+    ([1.0, 3.0], [2.0, 3.0], 4.0, [1.0, 3.0]), ([1.0, 3.0], [3.0, 1.0], 4.0, [1.0, 3.0]),
+    ([1.0, 1.0, 2.0], [1.4, 0.9, 0.0], 4.0, [1.4, 0.9, 1.7]),
     ([0.0, 2.0], [0.0, 0.0], 4.0, [0.0, 4.0]),
 ])  # fmt: skip
 def test_parts_are_scaled_to_a_sum_none_below_its_least(parts, least, whole, right):
-    """Where the least are more than the whole together, they are no limit of it."""
+    """Where the least are the whole together or more, they are no limit of it."""
     assert [*tables._scaled(pd.Series(parts), pd.Series(least), whole)] == pytest.approx(right)
 
 
@@ -80,6 +85,9 @@ def test_families_are_the_means_of_tokens(order):
     assert [found[tables.REST][name] for name in tables.TIMES] == [0.75, 0.75, 0.5]
     told = tables.families(None, order, costs, tables.parts_of(None, order, costs, seconds=11.0))
     assert told["from blocks"].dropna().to_dict() == pytest.approx({"output": 6.0, "ffn_up": 4.0, tables.REST: 1.0})
+    assert told.columns[0] == "share"
+    order.tokens = order.tokens[:1]
+    assert tables.families(None, order, costs)["from blocks"]["output"] == 2.0, "one use is a use"
     order.reason, order.programs = "no row", {}
     alone = tables.families(None, order, costs)
     assert tables.REST not in alone.index and alone["from blocks"]["ffn_up"] == 14.0, "single uses"
@@ -105,12 +113,14 @@ def test_weights_by_how_they_are_held(monkeypatch):
         "int8": "yes",
         tables.HELD_BLOCKS: "yes",
     }
+    assert [*found["bytes of a token"]] == [800, 400, 200, 200]
     bounds = tables.token_bounds(file, MACHINE, uses)
     assert bounds["least seconds per token"]["float32"] == 800 / 20e9 and bounds["most tokens per second"]["int8"] == 20e9 / 200
 
 
 @pytest.mark.parametrize("accesses, memory, bound", [
     (repeated([("a", 2), ("b", 6)], 3), 2, 0.25), (repeated([("a", 2), ("b", 6)], 3), 9, 1.0),
+    (repeated([("a", 2), ("b", 6), ("c", 3)], 3), 3, 3 / 11), (Requests(["a"] * 4, [1] * 4, [0, 0, 0, 1]), 9, 1.0),
     (Requests(["a", "b", "a", "c"], [1] * 4, [0, 0, 1, 1]), 9, 0.5), (Requests(["a", "b", "a"], [1] * 3, [0, 0, 0]), 9, 1 / 3),
 ])  # fmt: skip
 def test_a_bound_of_hits_is_of_what_is_asked_after_the_first_token(accesses, memory, bound):
@@ -121,6 +131,43 @@ def test_policies_count_from_the_second_token_on():
     found = tables.policies(Requests(["a", "b", "a", "c"], [1, 1, 3, 1], [0, 0, 1, 1]), 9, ("LRU", "MRU"))
     assert found.loc["LRU", "hit rate"] == 0.5 and found.loc["LRU", "bytes hit"] == 0.75
     assert [*found.index] == ["LRU", "MRU"], "as good, in the order that was asked for"
+    assert [*tables.policies(repeated([("a", 1), ("b", 1), ("c", 1)], 3), 2, ("LRU", "MRU")).index] == ["MRU", "LRU"]
+    assert tables.policies(Requests(["a", "a"], [1, 1], [0, 1]), 9, ("LRU",)).loc["LRU", "bytes hit"] == 1.0
+    assert [tables._first_token(Requests(["a"] * 3, [1] * 3, tokens)) for tokens in ([0, 1, 1], [0, 0, 1], [0, 0, 0])] == [
+        1,
+        2,
+        0,
+    ]
+
+
+def test_each_backend_that_runs_here_is_held_against_the_reference(monkeypatch):
+    asked = []
+
+    def exactness(blocks, backends):
+        asked.append((blocks, backends))
+        rows = [("Q4_0", 64, backend, "float32", backend == "cpu", 1, 2e-7) for backend in backends]
+        return pd.DataFrame(rows, columns=["qtype", "weights", "backend", "dtype", "equal", "ulp", "relative"])
+
+    monkeypatch.setattr(tables, "exactness", exactness)
+    monkeypatch.setattr(tables, "sample", lambda file, rows: (file, rows))
+    monkeypatch.setattr(tables, "gpu", lambda: {"name": "H100"})
+    found = tables.exactness_of("file")
+    assert found.loc["Q4_0"].to_dict() == {"weights": 64, "cpu float32": "equal", "triton float32": "1 ulp, 2.0e-07"}
+    monkeypatch.setattr(tables, "gpu", lambda: None)
+    assert [*tables.exactness_of("file").columns] == ["weights", "cpu float32"]
+    assert asked == [(("file", 2), ("cpu", "triton")), (("file", 2), ("cpu",))]
+
+
+@pytest.mark.parametrize("qtype, rounded", [("F16", False), ("Q8_0", True)])
+def test_advice_begins_with_what_kit_does_and_rounds_only_with_codes(monkeypatch, qtype, rounded):
+    tensors = {"a": Tensor(Kind("a", (4, 4), "F32"), 1, 1), "b": Tensor(Kind("b", (4, 4), qtype), 1, 1)}
+    seconds = {BLOCKS: 3.0, LAZY: 2.0, KEPT: 1.0}
+    monkeypatch.setattr(tables, "used_tensors", lambda file, order: tensors)
+    monkeypatch.setattr(tables.kit, "Weights", lambda file, dtype: SimpleNamespace(working_set=1))
+    monkeypatch.setattr(tables, "predict", lambda way, *_: Prediction(way, seconds.get(way, 9.0), 0.0, None, 0, 0))
+    first, *others = tables.advice(None, None, None, None, 10)
+    assert first.way == BLOCKS and [each.seconds for each in others] == sorted(each.seconds for each in others)
+    assert any(each.way.rounds for each in others) is rounded
 
 
 SIZES = {"float32": 400, "float16": 200, "bfloat16": 100}
@@ -172,7 +219,14 @@ def test_lines_are_no_longer_than_the_terminal_unless_two_rows_would_be_one(monk
     monkeypatch.setattr(tables, "width", lambda: 24)
     long = pd.DataFrame({"a": ["1", "2"]}, ["b" * 40, "c" * 40])
     lines = tables.as_text(long).splitlines()
-    assert len(lines[1]) == 24 and lines[1].split()[0].endswith("...") and lines[1].startswith("bbb")
+    assert (
+        len(lines[1]) == 24
+        and len(lines[1].split()[0]) == 20
+        and lines[1].split()[0].endswith("...")
+        and lines[1].startswith("bbb")
+    )
+    monkeypatch.setattr(tables, "width", lambda: 9)
+    assert tables.as_text(long).splitlines()[1].split()[0] == "bbbbb...", "eight letters at least"
     alike = pd.DataFrame({"a": ["1", "2"]}, ["b" * 40, "b" * 39 + "c"])
     assert len({*tables.as_text(alike).splitlines()[1:]}) == 2
     short = tables.as_text(pd.DataFrame({"a": ["1", "22"]}, pd.Index(["x", "yy"], name="key"))).splitlines()

@@ -1,9 +1,11 @@
 """Engines in turn and the meter of an answer: speeds, ratios and faults of passes that a test sets."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from kit.errors import EngineError
-from kit.lab.engines import turns
+from kit.lab.engines import options, turns
 from kit.lab.engines.base import Pass
 from kit.lab.engines.meter import Received, Report, tokens_of
 from kit.lab.engines.turns import Compared, Series
@@ -119,3 +121,42 @@ def test_a_speed_is_of_an_answer_that_came_whole_and_bit_by_bit(more, fault, sec
 ])  # fmt: skip
 def test_tokens_are_those_that_an_answer_lists(body, count):
     assert tokens_of(body) == count
+
+
+@pytest.mark.parametrize("words, found", [
+    (["-t", "2", "-x", "y"], {"threads": "2", "other": "y"}), ([], {}), (["-t", "1", "--threads", "3"], {"threads": "3"}),
+    (["-t"], "-t has no value"), (["-z", "1"], "no option -z"),
+])  # fmt: skip
+def test_options_are_pairs_that_are_known(words, found):
+    known = {"-t": "threads", "--threads": "threads", "-x": "other"}
+    if isinstance(found, dict):
+        assert options.taken("kit", words, known) == found
+    else:
+        with pytest.raises(EngineError, match=found):
+            options.taken("kit", words, known)
+
+
+@pytest.mark.parametrize(
+    "text, count", [("1", 1), ("4", 4), ("5", None), ("0", None), ("-1", None), ("x", None), ("", None), ("²", None)]
+)
+def test_a_count_of_cores_is_from_one_to_those_that_there_are(monkeypatch, text, count):
+    monkeypatch.setattr(options, "usable_cores", lambda: 4)
+    if count:
+        assert options.cores_of("kit", "-t", text) == count
+    else:
+        with pytest.raises(EngineError, match="-t"):
+            options.cores_of("kit", "-t", text)
+
+
+@pytest.mark.parametrize("text, counts", [
+    (None, []), ("all", [1, 2]), ("4, 2,4", [2, 4]), ("8", [8]), ("9", None), ("1,9", None), ("0", None), ("1,x", None),
+    ("", None),
+])  # fmt: skip
+def test_counts_of_threads_are_at_most_four_times_the_cores(monkeypatch, text, counts):
+    known = SimpleNamespace(logical=2, told="2 cores", counts=lambda: [1, 2])
+    monkeypatch.setattr(options, "cores", lambda: known)
+    if counts is not None:
+        assert options.counts_of(text) == counts
+    else:
+        with pytest.raises(EngineError, match="--threads"):
+            options.counts_of(text)
