@@ -31,7 +31,6 @@ from kit.lab.measuring import child, state
 from kit.lab.measuring.group import Group, missing_rights
 from kit.lab.predicting import routing
 from kit.lab.predicting.expert_caches import dense_bytes
-from kit.lab.predicting.routes import Routes, geometry_of
 from kit.model import budget, readers
 from kit.model.footprint import LIBRARIES, RUNNING
 from kit.model.slot_layout import SlotLayout
@@ -189,7 +188,7 @@ def _by_the_kit(path, way, limit, size, context):
     model = kit.Transformer(weights, linear="fused-int8", max_context=context, kv_dtype="float16")
     cache, slots, routes = model.new_cache(), weights.experts, None
     if way.endswith(DRAWN):
-        like, fit = Routes("", *[np.zeros(0, np.int64)] * 3, 0, *geometry_of(file)), routing.FITTED["qwen"]
+        like, fit = routing.unrecorded(file), routing.FITTED["qwen"]
         drawn = routing.draw(like, fit.skew, fit.back, model.config.experts_used, TOKENS)
         routes = iter([{layer: sorted(ids) for layer, ids in token} for token in drawn.decoded])
 

@@ -115,6 +115,22 @@ def test_what_is_no_oracle_general(tmp_path):
         write(repeated([("huge", 2**32)], 1), path)
 
 
+def test_a_file_of_accesses_by_hand(tmp_path):
+    at = lambda *times: b"".join(struct.pack("<IQIq", time, 7, 8, -1) for time in times)  # noqa: E731
+    for name, data, right in (
+        ("a.bin", at(1, 1, 5), Requests(["object.7"] * 3, [8] * 3, [1, 1, 5])), ("b.bin", at(1, 3, 2), "do not ascend"),
+        ("C.CSV", b"tensor,nbytes\nnull,3\nNA,4\n", Requests(["null", "NA"], [3, 4], [0, 0])),
+        ("d.csv", b"tensor,nbytes\n", "has no accesses"), ("e.csv", None, "is no file"),
+    ):  # fmt: skip
+        if data is not None:
+            (tmp_path / name).write_bytes(data)
+        if isinstance(right, Requests):
+            assert oracle.read_trace(tmp_path / name) == right
+            continue
+        with pytest.raises(TraceError, match=right):
+            oracle.read_trace(tmp_path / name)
+
+
 def test_what_is_asked_of_requests_by_hand():
     asked = Requests(list("abcab"), [3, 2, 0, 9, 9], [0, 0, 0, 1, 1])
     assert asked.objects == {"a": 3, "b": 2, "c": 0} and asked.working_set == 5

@@ -49,20 +49,19 @@ class NextUse(Policy, limited=False):
         if size > self.capacity:
             return None
         sizes, heap, missing = self._sizes, self._expected, self.resident_bytes + size - self.capacity
-        use = self._uses.get(key) or self._uses.setdefault(key, (math.inf, key, self._now, None))
-        evicted, gap = [], use[3]
-        if missing > 0:
-            own, aside = self._typical if gap is None else gap, []  # it is used now
-            while missing > 0:
-                wait, name = self._farthest(evicted, aside)
-                if own is not None and wait <= own:
-                    for entry in aside:
-                        heapq.heappush(heap, entry)
-                    return None
-                evicted.append(name)
-                missing -= sizes[name]
-            for name in evicted:
-                self.resident_bytes -= sizes.pop(name)
+        use = self._uses.setdefault(key, (math.inf, key, self._now, None))
+        evicted, aside, gap = [], [], use[3]
+        own = self._typical if gap is None else gap  # it is used now
+        while missing > 0:
+            wait, name = self._farthest(evicted, aside)
+            if own is not None and wait <= own:
+                for entry in aside:
+                    heapq.heappush(heap, entry)
+                return None
+            evicted.append(name)
+            missing -= sizes[name]
+        for name in evicted:
+            self.resident_bytes -= sizes.pop(name)
         self.resident_bytes += size
         sizes[key] = size
         if gap is not None:

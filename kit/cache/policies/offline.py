@@ -21,7 +21,7 @@ class MIN(Policy):
         self._bypass = bypass
         self._now = -1
         self._next: dict[str, float] = {}
-        self._later: list[int] = []  # a heap: residents' next uses, negative; one that has come or is of no resident is stale
+        self._later: list[int] = []  # a heap: next uses, negative; each resident's, and those that have come, which are stale
         self._never: list[str] = []  # a heap: residents without a next use
         self._plan: list[str] = []  # victims for the object being admitted, taken out of the heaps; the farthest is the last
         self._future: Requests | None = None
@@ -72,15 +72,10 @@ class MIN(Policy):
 
     def _take(self, after: float) -> str | None:
         """Take the resident that is used last out of the heaps; None when that is not later than access ``after``."""
-        sizes, plan, later = self._sizes, self._plan, self._later
-        while self._never:
-            key = heapq.heappop(self._never)
-            if key in sizes and key not in plan:
-                return key
-        while later and -later[0] > after:
-            key = self._future.keys[-heapq.heappop(later)]
-            if key in sizes and key not in plan:
-                return key
+        if self._never:
+            return heapq.heappop(self._never)
+        if self._later and -self._later[0] > after:
+            return self._future.keys[-heapq.heappop(self._later)]
         return None
 
     def _victim(self):

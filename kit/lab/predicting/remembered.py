@@ -41,7 +41,7 @@ def held_by(file, positions: int) -> float:
         row = held(read_config(file), positions)
     except KitError:
         return 0.0
-    return row["states"] + (row["kv"]["float16"] or 0)
+    return row["states"] + row["kv"]["float16"]
 
 
 def contexts_of(file) -> list[dict]:

@@ -34,8 +34,8 @@ def fewer_rows(file: GGUFFile, most: int) -> GGUFFile:
 
 
 def sample(file: GGUFFile, every: Sequence[int], most: float, used: Callable[[list[int]], float]) -> list[int]:
-    """Layers that stand for all of a file: each combination of formats and shapes at least once, then more, evenly spread,
-    while ``used(layers)`` (bytes a token, say) stays within ``most``. All layers where they stay within it."""
+    """Layers that stand for all of a file: each combination of formats and shapes once, and as many more (16 at most), evenly
+    spread, as ``used(layers)`` (bytes a token, say) stays within ``most`` with. All layers where they stay within it."""
     if used(list(every)) <= most:
         return list(every)
     kinds: dict[int, list] = {layer: [] for layer in every}
@@ -46,8 +46,8 @@ def sample(file: GGUFFile, every: Sequence[int], most: float, used: Callable[[li
     for layer, tensors in kinds.items():
         alike.setdefault(tuple(sorted(tensors)), layer)
     chosen, others = sorted(alike.values()), sorted(set(every) - set(alike.values()))
-    spread = [others[int((at + 0.5) * len(others) / 16)] for at in range(min(16, len(others)))]
-    for layer in dict.fromkeys(spread):
-        if used(sorted([*chosen, layer])) <= most:
-            chosen.append(layer)
-    return sorted(chosen)
+    for count in range(min(16, len(others)), 0, -1):
+        spread = (others[int((at + 0.5) * len(others) / count)] for at in range(count))  # the middles of equal parts
+        if used(more := sorted([*chosen, *spread])) <= most:
+            return more
+    return chosen
