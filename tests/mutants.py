@@ -142,9 +142,30 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
         )
     ],
     "kit.lab.report.checklist": ["tests/report/test_report_pages.py"],
-    "kit.lab.report.content": ["tests/report/test_report_pages.py"],
-    "kit.lab.report.gallery": ["tests/test_engines.py"],
-    "kit.lab.report.theme": ["tests/report/test_report_pages.py"],
+    "kit.lab.report.content": [  # others of the file render a whole run
+        f"tests/report/test_report_pages.py::test_{name}"
+        for name in (
+            "markup_is_disarmed",
+            "markdown_gives_headings_and_leads_to_pages",
+            "text_is_what_a_terminal_would_show",
+            "a_live_control_becomes_its_text",
+            "a_figure_is_told_by_its_title",
+            "heads_of_tables_say_of_what",
+        )
+    ],
+    "kit.lab.report.gallery": [
+        "tests/test_engines.py::test_the_gallery_takes_the_answer_of_a_server",
+        "tests/test_engines.py::test_the_committed_gallery_is_the_page_of_its_files",
+    ],
+    "kit.lab.report.theme": [
+        "tests/report/test_report_pages.py::test_the_scale_is_a_log_axis_of_what_is_possible_measured_and_reported",
+        "tests/report/test_report_pages.py::test_a_run_of_ones_own_model_that_judges_nothing_has_no_claims",
+        "tests/report/test_report_pages.py::test_what_a_page_is_given_stays_text",
+    ],
+    "kit.lab.report.sources": [
+        "tests/report/test_runs_by_hand.py",
+        "tests/report/test_reproduce.py::test_the_modules_that_a_notebook_uses",
+    ],
     "kit.lab.report.html": ["tests/report/test_runs_by_hand.py"],
     "kit.lab.report.index": ["tests/report/test_runs_by_hand.py"],
     "kit.lab.report.parameters": ["tests/report/test_report_parameters.py"],
@@ -222,6 +243,8 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.report.run", "rose = lambda row: any("): "equal to the last bit of a product",
     ("kit.lab.report.run", "return nbformat.read(path"): "a notebook of version 4 is not changed",
     ("kit.lab.report.run", "write_whole(self.folder / STATE"): "a version that nothing reads, and the width of an indent",
+    ("kit.lab.report.theme", "trim_blocks=True, lstrip_blocks=True"): "blanks and empty lines of HTML",
+    ("kit.lab.report.sources", "return total.hexdigest()["): "a digit more of a digest",
     ("kit.lab.report.ahead", "return np.zeros((rows"): "kernels are compiled for any number of rows and blocks",
     ("kit.lab.report.ahead", "cache = model.new_cache("): "a position more than the passes have",
     ("kit.lab.report.ahead", "for tokens in (prompt, [1], [1])"): "whichever token",

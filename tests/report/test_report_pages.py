@@ -248,16 +248,15 @@ def record(**fields):
 
 
 @pytest.mark.parametrize(("lower", "samples", "upper", "reported", "possible", "measured", "of_report"), [
-    (0.01, [1.0], 100.0, (), (0.06, 0.94), 0.5, []), (0.01, [100.0], None, (), (0.06, 1.0), 0.94, []),
-    (None, [0.01], 100.0, (), (0.0, 0.94), 0.06, []), (0.0, [0.01], 100.0, (), (0.0, 0.94), 0.06, []),
-    (None, [0.01], None, (100.0, 0.0), None, 0.06, [0.94]), (0.01, [], 100.0, (1.0, 1.0), (0.06, 0.94), None, [0.5]),
+    (0.01, [1.0], 100.0, None, (0.06, 0.94), 0.5, []), (0.01, [100.0], None, None, (0.06, 1.0), 0.94, []),
+    (None, [0.01], 100.0, 0.0, (0.0, 0.94), 0.06, []), (0.0, [0.01], 100.0, None, (0.0, 0.94), 0.06, []),
+    (None, [0.01], None, 100.0, None, 0.06, [0.94]), (0.01, [], 100.0, 1.0, (0.06, 0.94), None, [0.5]),
 ])  # fmt: skip
 def test_the_scale_is_a_log_axis_of_what_is_possible_measured_and_reported(
     lower, samples, upper, reported, possible, measured, of_report
 ):
     """1 is half way from 0.01 to 100; the ends have a margin, which an open end reaches over; what is not positive has none."""
-    after, before = (*reported, None, None)[:2]
-    claim = Claim("c", "000", "", "", "n", before=before, after=after, unit="s")
+    claim = Claim("c", "000", "", "", "n", before=None, after=reported, unit="s")
     row = record(samples=samples, lower=lower, upper=upper, status="ok" if samples else "skipped", reason="r")
     at = theme.positions(row, claim)
     assert (at["possible"], at["measured"], at["reported"]) == (
@@ -332,6 +331,12 @@ def test_here_and_computed_stand_apart_and_a_claim_folds(tmp_path):
     assert text.count('<details class="claim"') == len(claims.load()) and text.count('<details class="group"') == 6
     assert text.index("Report 000: ") < text.index("Report 004: ") < text.index("Public threads")
     assert "preload_test_results.txt" in text and "CACHE_PERSISTENCE_INVESTIGATION.md" in text
+
+
+def test_what_a_page_is_given_stays_text(tmp_path):
+    given = {"folder": "<b>x</b>", "runs": [], "busy": {}, "failed": [], "claims": [], "measurements": []}
+    text = theme.write(tmp_path / "x.html", "merged.html.j2", **given).read_text()
+    assert "&lt;b&gt;x" in text and "<b>x" not in text
 
 
 @pytest.mark.parametrize("model", ["", "/models/my.gguf"])

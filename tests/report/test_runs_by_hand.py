@@ -17,7 +17,7 @@ from kit.lab.claims import table as claims
 from kit.lab.claims.judge import OWN
 from kit.lab.claims.records import Record
 from kit.lab.measuring import machine
-from kit.lab.report import html, index, merge, planning
+from kit.lab.report import html, index, merge, planning, sources
 from kit.lab.report import run as runs
 from kit.lab.report.planning import Job
 from kit.lab.report.runner import Outcome
@@ -433,6 +433,34 @@ def test_ends_of_an_answer_are_two_only_where_they_differ_and_groups_end_with_th
     assert [*index.groups(entries)][-1] == "Public threads, on experts" and len(index.groups(entries)) == 6
     found = index.groups(entries)
     assert sorted([*found][:-1]) == [*found][:-1] and sum(len(some) for _, some in found.values()) == len(entries)
+
+
+def test_results_follow_from_the_modules_that_their_code_reaches_and_from_no_other(tmp_path, monkeypatch):
+    package, texts = tmp_path / "kit", {
+        "__init__": "", "a": "import kit.b.c, os", "b/__init__": "from kit.f import g", "b/c": "name = 'kit.d'", "d": "",
+        "e": "import kit.a", "f": "", "g": "kit.h.x", "h": "",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (package / f"{name}.py").parent.mkdir(exist_ok=True, parents=True)
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.setattr(sources.paths, "PACKAGE", package)
+    used = lambda *code: {path.relative_to(package).with_suffix("").as_posix() for path in sources.modules(code)}  # noqa: E731
+    assert used("%time\n!ls\nimport kit.a") == {"__init__", "a", "b/__init__", "b/c", "d", "f"}
+    assert used("from kit.b import c") == {"__init__", "b/__init__", "b/c", "d", "f"}
+    assert used("import kit.g") == {"__init__", "g", "h"} and used("import os.h, kite") == used("h.b") == {"__init__"}
+    monkeypatch.setattr(sources, "_surroundings", lambda: "libraries")
+    of = lambda code="import kit.a", *facts: sources.digest(iter([code]), *facts)  # noqa: E731
+    first, whole = of(), sources.of_package()
+    assert of() == first and len({first, of("import kit.a  # other"), of("import kit.a", 1), of("import kit.e")}) == 4
+    (package / "e.py").write_text("changed")
+    assert of() == first and sources.of_package() != whole, "it uses no e, but the package has it"
+    whole = sources.of_package()
+    (package / "d.py").write_text("changed")
+    assert of() != first and sources.of_package() != whole
+    changed, whole = of(), sources.of_package()
+    monkeypatch.setattr(sources, "_surroundings", lambda: "other libraries")
+    (package / "h.py").rename(package / "i.py")
+    assert of() != changed and sources.of_package() != whole, "the name of a module is code, too"
 
 
 def told_by(*texts):

@@ -31,8 +31,8 @@ def _asset(name: str) -> str:
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("kit.lab.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+        loader=jinja2.PackageLoader("kit.lab.report"), autoescape=True,
         finalize=lambda value: type(value)(visible(value)) if isinstance(value, str) else value,
     )  # fmt: skip
     environment.filters |= {"quantity": units.format_quantity, "seconds": units.format_seconds, "bytes": units.format_bytes}
