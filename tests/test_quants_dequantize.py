@@ -26,7 +26,8 @@ from kit.cpu import simd, tasks
 from kit.errors import QuantError
 from kit.gguf.formats import DTYPES, FORMATS
 from kit.lab.exactness import random_blocks
-from kit.quants import BACKENDS, plain
+from kit.quants import plain
+from kit.quants.registry import BACKENDS
 
 BLOCKED = [name for name in NAMES if FORMATS[name].block_elements > 1]
 OFTEN = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32")
