@@ -95,6 +95,7 @@ def test_parts_are_the_token_and_layers_count_by_their_number(tmp_path):
     assert step.parts() == [20.0, 42.0, 0.0] and step.seconds() == 62.0 and len(steps) == 3  # one warms up, when first asked
 
 
+@pytest.mark.slow
 def test_a_latent_is_less_to_keep_and_both_ways_give_what_loops_give(tmp_path):
     ran = run(tmp_path, "latent-say")
     q, latent, key, up_k, up_v = ran["held"]

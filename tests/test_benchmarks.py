@@ -175,7 +175,7 @@ def test_every_benchmark_has_a_small_case_and_can_be_imported():
     assert set(SMALL) == {name for name in NAMES if importlib.import_module(f"benchmarks.{name}").run}
 
 
-LONG = "advice", "cycles", "explain", "first_call", "gpu", "inference", "quality"  # of more than three seconds
+LONG = "advice", "cycles", "drafts", "explain", "first_call", "gpu", "inference", "quality"  # of more than three seconds
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in SMALL])

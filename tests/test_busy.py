@@ -101,6 +101,7 @@ def test_a_quiet_machine_says_nothing_of_it(files, words):
     assert LINE not in run(*words).output and json.loads(run(*words, "--json").stdout)["busy"] is False
 
 
+@pytest.mark.slow
 def test_explain_refuses_its_own_advice_as_well(files, crowded, monkeypatch):
     """llama.cpp was not compared, and int16 was recommended in the same output; pages of a busy minute cost milliseconds."""
     monkeypatch.setattr(pages, "speed", lambda file: pages.MapSpeed(1.0, 2.0, 0.0))
@@ -165,7 +166,7 @@ def test_quants_marks_no_row_of_a_busy_table(crowded):
 # ---- one plan of a process
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3moe", "smollm2-135m"])
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3moe", pytest.param("smollm2-135m", marks=pytest.mark.slow)])
 def test_the_plan_is_the_peak_within_a_tenth(files, name, request):
     """Of one file experts said 480 MiB, generate 545, explain 544 and 648; a run without a limit peaked at 438."""
     path = files.get(name) or request.getfixturevalue("smollm2")
@@ -187,6 +188,7 @@ def test_the_plan_is_the_peak_within_a_tenth(files, name, request):
     raise AssertionError(f"{plan / 2**20:.0f} and {told['plan_bytes'] / 2**20:.0f} MiB planned, {peaks} bytes were held")
 
 
+@pytest.mark.slow
 def test_every_command_says_one_number(files):
     path = files["tiny-qwen3moe"]
     with kit.open(path) as file:

@@ -324,8 +324,11 @@ def printed(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("model", "short", "way"),
-    [("tiny-llama", 0, "blocks"), ("tiny-llama", 200_000, " pinned"), ("tiny-qwen3moe", 60_000, " of slots")],
-    ids=["fits", "does not fit", "a mixture that does not fit"],
+    [
+        pytest.param("tiny-llama", 0, "blocks", id="fits"),
+        pytest.param("tiny-llama", 200_000, " pinned", id="does not fit", marks=pytest.mark.slow),
+        pytest.param("tiny-qwen3moe", 60_000, " of slots", id="a mixture that does not fit", marks=pytest.mark.slow),
+    ],
 )
 def test_every_printed_command_runs_as_printed(folder, tmp_path_factory, monkeypatch, model, short, way):
     """With a path that a shell would split, within the memory that was given."""

@@ -47,6 +47,7 @@ def test_one_symbol_at_a_time_follows_its_text(tmp_path):
     assert ran["least"] == pytest.approx(2 * 1 + np.log2(16 / 6))
 
 
+@pytest.mark.slow
 def test_the_loop_in_the_cell_is_the_codecs(tiles):
     """The values behind the predictor, and what the compiled decoder of the same profile gives."""
     tile = tiles["tile"]
@@ -63,11 +64,13 @@ def test_differences_of_independent_values_cost_half_a_bit_a_doubling(tmp_path):
     assert row["LEFT twice"] - row["order 0"] == pytest.approx(0.5 * np.log2(6), abs=0.08)
 
 
+@pytest.mark.slow
 def test_sizes_stand_in_their_order(tiles):
     row = tiles["sizes"].loc["Gaussian"]
     assert row["order 0"] < row["kit tiles"] < 8 and row["kit tiles"] < row["as reported"] < 8.2
 
 
+@pytest.mark.slow
 def test_the_ladder_times_every_rung_and_its_bound(tiles):
     table = tiles["ladder"]
     assert list(table.index) == list(tiles["rungs"]) and (table["times the limit"] > 1).all()
@@ -95,6 +98,7 @@ TABLE = "a table of 4096 slots"  # the fastest decoder of the reported stream
         (0.24, TABLE, 133, "reproduced in ratio", "reproduced"),
     ],
 )
+@pytest.mark.slow
 def test_whether_the_cpu_is_to_blame_is_measured(compiled, rung, times, cured, cause, tiles, tmp_path):
     """Regions are tested at their edges: a factor of 1.19 (1.5 of a time) to each side is what runs differ by."""
     fast = compiled / times
@@ -114,6 +118,7 @@ def test_whether_the_cpu_is_to_blame_is_measured(compiled, rung, times, cured, c
 # ---- 06
 
 
+@pytest.mark.slow
 def test_the_reported_geometry_has_155_layers_and_15784_tiles(inference):
     layers = inference["layers"]
     assert (len(layers), sum(layers.values())) == (155, 15784)
@@ -124,6 +129,7 @@ def test_the_reported_geometry_has_155_layers_and_15784_tiles(inference):
     assert list(inference["token"]) == pytest.approx([11.44, 57.2])
 
 
+@pytest.mark.slow
 def test_the_hit_curve_is_the_closed_form(inference):
     curve = inference["curve"]
     assert np.allclose(curve["Pinned"], curve.index / 155) and np.allclose(curve["MIN"], curve.index / 155)
@@ -131,11 +137,13 @@ def test_the_hit_curve_is_the_closed_form(inference):
     assert inference["needed"] == {"LRU": 155, "Pinned": 132, "MIN": 132}
 
 
+@pytest.mark.slow
 def test_a_slot_that_is_never_emptied_serves_all(inference):
     served = [*inference["served"].values()]
     assert served == pytest.approx([1, 0, 20 / 155]) and list(inference["table"]["held"]) == [155, 20, 20]
 
 
+@pytest.mark.slow
 def test_every_way_gives_the_same_tokens_and_its_share_of_hits(inference):
     live = inference["live"]
     assert len(set(inference["said"].values())) == 1
@@ -152,11 +160,13 @@ def test_files_of_experts_and_of_fused_projections_run(geometry, tmp_path):
     assert len(set(ran["said"].values())) == 1 and ran["live"]["bytes hit"].between(0, 1).all()
 
 
+@pytest.mark.slow
 def test_links_gain_the_bytes_until_the_decoder_binds(tmp_path, inference):
     gains = cells.run("06_compressed_inference", "link", out=tmp_path, replace={"decoder_gbps": 5.0}, tokens=2)["gains"]
     assert gains[0.1] == pytest.approx(inference["plain"] / inference["packed"]) and gains[100.0] == pytest.approx(0.05)
 
 
+@pytest.mark.slow
 def test_arithmetic_on_its_own_figures_has_one_word_whichever_way_it_errs(inference):
     """Too long (eight hours are 10.8) and too short (a layer of 50 s takes 30 s) are the same fault. The slow end of a range
     decides nothing: five tokens take 61.5 s at the report's best."""

@@ -24,6 +24,7 @@ def test_what_the_device_cannot_run_is_an_error(call, tmp_path):
     assert "choose one of float32, float16, bfloat16" in call(worker.refusal, dense, {"kv_dtype": "q8_0"})
 
 
+@pytest.mark.slow
 def test_the_models_logits_and_tokens(call, tmp_path):
     """With a device cache smaller than the model, blocks stream through it, and the numbers are the same."""
     path = synthesize(tmp_path / "tiny.gguf", "tiny-qwen3")

@@ -74,6 +74,7 @@ def told(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_row_reaches_the_products_and_the_commands(told):
     """generate prints what int16 prints, whose digits it has; its help names the row."""
     assert told["same"] and "fused-int12  round activations to twelve bits" in told["help"]
@@ -81,11 +82,13 @@ def test_a_row_reaches_the_products_and_the_commands(told):
     assert ours["tokens"] == theirs["tokens"] and ours["linear"] == "fused-int12"
 
 
+@pytest.mark.slow
 def test_a_row_reaches_transformers_quants_and_quality(told):
     assert told["hf"] and told["quants"] == " --linear fused-int12" and told["quality"] == "fused-int12"
     assert told["engine"] == ["kit, int12 activations"] and told["short"] == "int12"
 
 
+@pytest.mark.slow
 def test_a_row_is_predicted_and_measured_however_blocks_are_held(told):
     """explain and notebook 07, which take their ways from the same lists."""
     assert told["labels"] == [
