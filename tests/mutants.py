@@ -175,7 +175,11 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
     "kit.lab.report.child": ["tests/report/test_runner_by_hand.py"],
     "kit.lab.report.run": ["tests/report/test_runs_by_hand.py", "tests/test_gates.py"],
     "kit.lab.report.sweep.page": ["tests/report/test_sweep_by_hand.py"],
-    "kit.lab.report.sweep.decode": ["tests/report/test_sweep_by_hand.py"],
+    "kit.lab.report.sweep.decode": [
+        "tests/report/test_sweep_by_hand.py",
+        "tests/test_sweep.py::test_a_capacity_is_bytes_or_a_share",
+        "tests/test_sweep.py::test_a_wrong_way_is_one_clear_error",
+    ],
     "kit.lab.report.sweep.run": ["tests/report/test_sweep_by_hand.py"],
     "kit.lab.report.sweep.spec": [
         f"tests/test_sweep.py::test_{name}"
@@ -250,6 +254,13 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.report.ahead", "for tokens in (prompt, [1], [1])"): "whichever token",
     ("kit.lab.report.ahead", "tiles = kit.codec.encode(torch.arange(300"): "tiles of any numbers",
     ("kit.lab.report.ahead", "time.sleep("): "how often it looks",
+    ("kit.lab.report.gallery", "out.write((json.dumps("): "the width of an indent",
+    ("kit.lab.report.sweep.decode", "way_of(policy, capacity, dtype, 1 << 50)"): "of a model that is large, however large",
+    ("kit.lab.report.sweep.decode", "order = order_of(file, 1)"): "each token of a dense model uses the same",
+    ("kit.lab.report.sweep.run", "time.sleep("): "how often it asks",
+    ("kit.lab.report.sweep.run", "local_directory="): "what Dask logs on its way",
+    ("kit.lab.report.sweep.run", "batch, futures = uuid.uuid4()"): "a digit more of a random name",
+    ("kit.lab.report.sweep.run", "(partial / STATE).write_text("): "the width of an indent",
     ("kit.lab.report.sweep.spec", "settings = dict(zip(mine, values"): "as many values as names",
     ("kit.lab.report.published", "given, busy = HERE | row.parameters"): "more than BUSY, by whatever factor",
     ("kit.lab.report.lead", "name = str(model or peers.get("): "the last part of a path, however many are split off",

@@ -477,6 +477,13 @@ def test_the_gallery_takes_the_answer_of_a_server(tmp_path):
     assert gallery.add(tmp_path, sent) == tmp_path / "my-machine" / "engines" / "a-llama-server.json"
     row = gallery.page(tmp_path).splitlines()[-1]
     assert row == "| a CPU | 20.0 | a.gguf | llama-server | b1 | 2 | 40 | 10 | not measured | 30% | threads 50% |"
+    bound = {"seconds": 0.03, "bytes": 4e8, "bandwidth": 2e10}
+    sent.write_text(json.dumps(answer | {"bound": bound, "decode": answer["decode"] | {"others": state.BUSY}}))
+    gallery.add(tmp_path, sent)  # over the one that was there
+    assert gallery.write(tmp_path).read_text().splitlines()[-1] == row and gallery.write(tmp_path) == tmp_path / "gallery.md"
+    sent.write_text(json.dumps(answer | {"bound": bound, "prompt": answer["prompt"] | {"others": 1.1 * state.BUSY}}))
+    with pytest.raises(ReportError, match="measured while other processes used the cores"):
+        gallery.add(tmp_path, sent)
     sent.write_text(json.dumps(answer | {"bound": None, "mbu": None}))
     with pytest.raises(ReportError, match="or has no limit"):
         gallery.add(tmp_path, sent)

@@ -52,6 +52,7 @@ def test_the_machine_is_looked_at_again_when_a_look_is_older_than_three_seconds(
     world.now += 4
     assert (measured(lab).state, lab.others) == ({"read_gbps": 3.0, "fill_gbps": 1.0, "busy": world.busy}, 2.0)
     world.busy, world.now = "", world.now + 4
+    assert not any(world.waits[1:]), "a look waits for nobody"
     assert "others" in measured(lab).state["busy"] and world.quiet[2:] == [False, False], "a page that was disturbed stays so"
 
 
@@ -92,6 +93,13 @@ def test_what_a_gpu_measured_names_it(tmp_path, world, capsys):
     assert not lab.on_device("tiles") and "adds tiles" in capsys.readouterr().out
     lab.device = "cuda"
     assert lab.on_device("tiles") and capsys.readouterr().out == ""
+
+
+def test_the_picture_of_a_page_has_its_name(tmp_path, world, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(sessions.figures, "thumbnail", lambda figure, path: drawn.append((figure, path)))
+    begun(tmp_path).picture("figure")
+    assert drawn == [("figure", tmp_path / "01_a.png")]
 
 
 def test_a_gate_that_fails_is_a_warning_of_the_page(tmp_path, world, capsys):
