@@ -17,7 +17,7 @@ def process_bytes(file=None) -> int:
     and the history of its context."""
     store = measurements.shared()
     settings = ", ".join(f"{name} {machine.library_version(name)}" for name in ("gguf-kit", "torch", "numba"))
-    known = store.known(LOADED, "", settings, "B", busy=True)
+    known = store.known(LOADED, "", settings, "B")
     if known is None:
         try:
             loaded = float(child.call(_loaded, timeout=300))
