@@ -72,7 +72,8 @@ crossings.fastest = lambda _, activations, tokens, recorded=False, alike=False: 
 FEW = ("Q4_K", "Q6_K", "Q8_0", "Q4_0")
 SIXTEEN = ("Q4_K", "Q8_0")  # with activations of sixteen bits, too: by steps and by scales
 RARE = (("float32", 3), ("int8", 1))  # of the other formats, each with code of its own: activations and tokens
-FORMATS_OF = {"plain": FEW, "cortex-a76": FEW, "cortex-a72": FEW}  # in the formats that others have, Arm's CPUs do not differ
+# Arm's CPUs differ in dot products alone: of codes of eight bits, six and four, with steps and scales of each kind.
+FORMATS_OF = {"plain": FEW} | dict.fromkeys(("cortex-a76", "cortex-a72"), FEW[:3])
 
 
 def results(inputs, cpu):

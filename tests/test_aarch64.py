@@ -66,7 +66,7 @@ def _run(python, mode, *arguments):
 def test_every_bit_is_that_of_the_plain_tier_here(cpu, folder, inputs):
     found, plain = np.load(folder / f"{cpu}.npz"), np.load(folder / "plain.npz")
     shared = [name for name in plain if name in found]
-    assert len(shared) == (len(plain) if cpu == "apple-m4" else 26)
+    assert len(shared) == (len(plain) if cpu == "apple-m4" else 20)
     wrong = [name for name in shared if found[name].tobytes() != plain[name].tobytes()]
     assert [name for name in wrong if not name.startswith("fused")] == []
     for name in wrong:  # torch's own arithmetic in a model differs from CPU to CPU
