@@ -119,6 +119,8 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
     "kit.lab.predicting.routing": ["tests/test_predicting_by_hand.py"],
     "kit.lab.predicting.sampling": ["tests/test_predicting_by_hand.py"],
     "kit.lab.predicting.beforehand": ["tests/test_predicting_by_hand.py"],
+    "kit.lab.predicting.attention": ["tests/test_predicting_by_hand.py"],
+    "kit.lab.predicting.opening": ["tests/test_opening.py"],
     "kit.lab.predicting.remembered": ["tests/test_predicting_by_hand.py"],
     "kit.lab.predicting.oracle": ["tests/test_cache_traces.py"],
     "kit.quants.registry": ["tests/test_quants_dequantize.py"],

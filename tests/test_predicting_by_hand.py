@@ -5,11 +5,12 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from kit.gguf.reader import TensorInfo
 from kit.lab.measuring import slices
-from kit.lab.predicting import beforehand, remembered, routes, routing, sampling
+from kit.lab.predicting import attention, beforehand, remembered, routes, routing, sampling
 from kit.model.layers.kind import Memory
 
 
@@ -233,3 +234,69 @@ def test_what_a_token_reads_of_what_is_remembered(monkeypatch):
     monkeypatch.setattr(hyperparameters, "read_config", read_config)
     assert remembered.held_by(None, 7) == 7 * 20 + 12 and len(remembered.contexts_of(None)) == 1
     assert remembered.held_by(None, 7) == 0 and remembered.contexts_of(None) == []
+
+
+# ---- a token's attention
+
+
+class Kept(SimpleNamespace):
+    """A state that notes what is written: of a layer's positions, of its rows, of its index."""
+
+    def write(self, *given):
+        self.wrote = [tuple(part.shape) if hasattr(part, "shape") else part for part in given]
+
+    write_rows = write
+
+
+def mixer(index=0, **memory):
+    found = SimpleNamespace(heads=6, kv_heads=2, head_dim=4, memory=Memory(**memory), index_size=index)
+    found.choice = SimpleNamespace(units=lambda positions: positions // 4)
+    return SimpleNamespace(mixer=found)
+
+
+def test_a_token_after_a_history_has_it_written_once(monkeypatch):
+    layers = [mixer(position=16), mixer(position=16, every=8, window=4), mixer(3, position=16), mixer(fixed=5)]
+    cache, spans = Kept(states=[Kept(index=Kept()) for _ in layers], writes=[]), []
+    cache.write = lambda layer, k, v: cache.writes.append((layer, tuple(k.shape), bool((k == v).all())))
+    cache.advance, cache.mark, cache.back_to = (lambda count: setattr(cache, "at", count)), (lambda: cache.at), spans.append
+    table = pd.DataFrame(
+        {"what": ["linear", "norm", "linear", "other"], "layer": [0, 1, -1, 2], "seconds": [1.0, 0.5, 2.0, 9.0]}
+    )
+    made = SimpleNamespace(config=SimpleNamespace(layers=layers), trace=SimpleNamespace(clear=list, frame=table.copy))
+    made.new_cache, made.step = (lambda room: cache if room == 21 else None), (lambda tokens, held: spans.append(tokens))
+    monkeypatch.setattr(attention.kit, "Transformer", lambda *given, **how: made)
+    step = attention.DecodeStep(SimpleNamespace(file="f"), "fused", "fused", 20, times=3.0)
+    assert cache.writes == [(number, (20, 2, 4), False) for number in (0, 1, 2)] and cache.at == 20
+    rows, chosen = cache.states[1], cache.states[2].index
+    assert (rows.wrote, chosen.wrote) == ([0, (2, 1, 4)], [0, (5, 1, 3)]) and not hasattr(cache.states[0], "wrote")
+    assert step.parts() == [0.0, 5.0, 1.5] and spans == [20, [0], 20, [0]], "one warms up, each from the same history"
+    assert step.seconds() == 6.5 and len(spans) == 6
+    assert attention.attention_flops(made.config, 20) == 4 * 6 * 4 * 20
+    assert attention.attention_flops(made.config, 20, 1) == 4 * 6 * 4 * (4 + 2)
+
+
+def test_rounds_turn_and_slow_steps_run_once():
+    order = []
+    steps = {name: SimpleNamespace(parts=lambda name=name: order.append(name) or [1.0, 2.0, 4.0]) for name in "abcd"}
+    table = attention.in_turn(steps, 3, slow={"b"})
+    assert (
+        "".join(order) == "abcd" + "dca" + "acd"
+        and table["round"].tolist() == [0] * 4 + [1] * 3 + [2] * 3
+        and {*table["total"]} == {7.0}
+    )
+
+
+def test_each_type_of_history_against_what_the_machine_reads(monkeypatch):
+    """Of 100 bytes of weights and 10 positions in two layers' stead: the median of three rounds, at 1,000 bytes a second."""
+    width = {"float32": 4, "float16": 2, "q8_0": 1}
+    taken = iter([5.0, 1.0, 2.0] * 3)
+
+    def step(weights, linear, way, positions, times, kv, seed):
+        assert (linear, way, positions, times) == ("fused", "fused", 10, 2.0)
+        return SimpleNamespace(cache=SimpleNamespace(bytes_per_position=width[kv]), seconds=lambda: next(taken))
+
+    monkeypatch.setattr(attention, "DecodeStep", step)
+    machine = SimpleNamespace(seconds_to_read=lambda nbytes: nbytes / 1000)
+    table = attention.by_history_type(None, 10, 2.0, 100.0, machine, 3)
+    assert table["token, s"].tolist() == [2.0] * 3 and table["bytes read"].tolist() == [180.0, 140.0, 120.0]
+    assert table["of the limit"].tolist() == pytest.approx([0.5 * 0.18, 0.5 * 0.14, 0.5 * 0.12])
