@@ -1,13 +1,14 @@
 """Evidence and remedies of a server's causes, its second turn, and the limits of a file, from what a test sets."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from kit.gguf.uses import Use
 from kit.lab.engines import bounds_of
-from kit.lab.engines.base import Pass
+from kit.lab.engines.base import EngineFacts, Pass
 from kit.lab.engines.bounds_of import FileWork, Roof
 from kit.lab.engines.owner import Owner
 from kit.lab.engines.watch import Holding, Seen
@@ -70,8 +71,8 @@ def test_evidence_is_what_was_seen_of_a_token():
     told = {name: remedies._evidence(name, replace(FACTS, holding=holding), seen, 10) for name in
             ("memory", "disk", "swap", "threads", "busy", "quota", "pages", "overhead", "unexplained", "prompt")}  # fmt: skip
     for name, parts in {
-        "memory": ("1.86 GiB", "20.0 GB/s"), "swap": ("2.00 MiB", "swap"),
-        "disk": ("4.00 MiB", "3 faults", "60%", "9.00 MiB", "7.00 MiB", "3.00 MiB"),
+        "memory": ("1.86 GiB", "20.0 GB/s"), "swap": ("2.00 MiB from swap",),
+        "disk": ("4.00 MiB from disk", "3 faults", " 60%", "9.00 MiB", "7.00 MiB", "3.00 MiB"),
         "threads": ("4 threads on 1.5 cores", "50%", "20%", "1000 times per token"), "busy": ("50%", "1.5 cores", "took 0.1"),
         "quota": ("1.5 cores", "1.5 s per second"), "pages": ("25%",), "unexplained": ("4 threads", "20%"),
     }.items():  # fmt: skip
@@ -85,6 +86,8 @@ def test_evidence_is_what_was_seen_of_a_token():
     assert "woken" not in few["threads"] and "host" not in few["busy"]
     assert "0.0 s per second" in few["quota"] and few["pages"].startswith("0%") and "not watched" in few["unexplained"]
     assert "1 thread on" in remedies._evidence("threads", FACTS, Seen(1.0, (0.1,), (0.9,)), 1)
+    assert "1.0 s per second" in remedies._evidence("quota", FACTS, Seen(0.5, throttled=0.5), 1)
+    assert "30 faults" in remedies._evidence("disk", FACTS, seen, 1)
     edge = remedies._evidence("busy", FACTS, replace(BUSY, stolen=0.05), 10)
     assert "host" not in edge and ";" not in remedies._evidence("disk", replace(FACTS, holding=Holding(0.995)), quiet, 1)
     assert "1%" in remedies._evidence("disk", replace(FACTS, holding=Holding(0.994)), quiet, 1)
@@ -108,7 +111,8 @@ def test_a_sum_names_what_is_more_than_a_hundredth():
     assert told.startswith("100 ms = 60") and told.count("+") == 1 and "disk" not in told
     lines = remedies.table([*causes, Cause("unexplained", 0.0, 0.0, 0.0)])
     assert ["60%" in lines[0], "39%" in lines[1], "1%" in lines[2], "0%" in lines[3]] == [True] * 4 and len(lines) == 4
-    assert "0%" in remedies.table([Cause("memory", 0.0, 0.0, 0.0)])[0]
+    assert lines[0].split()[0] == "memory" and "not explained" in lines[3]
+    assert "    0%" in remedies.table([Cause("memory", 0.0, 0.0, 0.0)])[0]
 
 
 # ---- a second turn
@@ -233,6 +237,11 @@ def test_a_roof_is_bytes_over_bandwidth_and_operations_over_rates(monkeypatch):
     monkeypatch.setattr(bounds_of.arithmetic, "probe", lambda: {"int8": SimpleNamespace(best=7.0, method="m")})
     found = bounds_of.measured()
     assert (found.bandwidth, found.rates, found.methods["int8"]) == (pytest.approx(300.0), {"int8": 7.0}, "m")
+
+
+@pytest.mark.parametrize("file, told", [(None, None), (Path("a.gguf"), "a.gguf")])
+def test_facts_of_an_engine_are_plain_data(file, told):
+    assert EngineFacts("x", file=file).to_json()["file"] == told
 
 
 @pytest.mark.parametrize("given, each", [((6.0, 3, 4), 2.0), ((6.0, 0, 4), None), ((6.0, 3, 4, 0, None, "broke off"), None)])

@@ -125,7 +125,7 @@ def test_tokens_are_those_that_an_answer_lists(body, count):
 
 @pytest.mark.parametrize("words, found", [
     (["-t", "2", "-x", "y"], {"threads": "2", "other": "y"}), ([], {}), (["-t", "1", "--threads", "3"], {"threads": "3"}),
-    (["-t"], "-t has no value"), (["-z", "1"], "no option -z"),
+    (["-t"], "-t has no value"), (["-z", "1"], "no option -z; it takes -t, --threads, -x$"),
 ])  # fmt: skip
 def test_options_are_pairs_that_are_known(words, found):
     known = {"-t": "threads", "--threads": "threads", "-x": "other"}
@@ -134,6 +134,11 @@ def test_options_are_pairs_that_are_known(words, found):
     else:
         with pytest.raises(EngineError, match=found):
             options.taken("kit", words, known)
+
+
+def test_an_engine_without_options_says_so():
+    with pytest.raises(EngineError, match="no option -t; it takes none"):
+        options.taken("kit", ["-t", "1"], {})
 
 
 @pytest.mark.parametrize(
@@ -158,5 +163,6 @@ def test_counts_of_threads_are_at_most_four_times_the_cores(monkeypatch, text, c
     if counts is not None:
         assert options.counts_of(text) == counts
     else:
-        with pytest.raises(EngineError, match="--threads"):
+        with pytest.raises(EngineError, match="--threads") as refused:
             options.counts_of(text)
+        assert "9" not in str(text) or "at most 8, not 9" in str(refused.value)

@@ -95,7 +95,7 @@ def remedy(name: str, facts: ServerFacts, seen: Seen) -> tuple[str, str]:
         name = _depth(facts)
     usable = groups.whole(min(seen.cores, seen.quota))
     values = {
-        "cores": usable, "wanted": max(1, seen.workers), "context": facts.smaller or max(512, facts.context // 2),
+        "cores": usable, "wanted": max(1, seen.workers), "context": facts.smaller,
         "spin": f"start it without {' and '.join(facts.owner.sleepy)}" if facts.owner and facts.owner.sleepy else
                 "start it with OMP_WAIT_POLICY=active in its environment",
         "named": f": {', '.join(seen.busiest)}" if seen.busiest else "",
@@ -135,8 +135,9 @@ def _evidence(name: str, facts: ServerFacts, seen: Seen, tokens: int) -> str:
     waited = float(np.mean(seen.waited)) if seen.waited else 0.0
     if name == "threads":
         told = f"{_threads(seen.workers)} on {_cores(seen)} waited {waited:.0%} of the time for a core"
-        ran = f"computed {float(np.mean(seen.ran)) if seen.ran else 0.0:.0%} of it"
-        return told + f", {ran}, and were woken {seen.woken / per:.0f} times per token" * bool(seen.woken)
+        if not seen.woken:
+            return told
+        return f"{told}, computed {np.mean(seen.ran):.0%} of it, and were woken {seen.woken / per:.0f} times per token"
     if name == "busy":
         stolen = f", the host took {seen.stolen:.1f}" * (seen.stolen > 0.05)
         who = f": {', '.join(seen.busiest)}" if seen.busiest else ""
@@ -149,9 +150,9 @@ def _evidence(name: str, facts: ServerFacts, seen: Seen, tokens: int) -> str:
     if name == "overhead":
         return "the client waits this much longer than the server says that it works"
     if name == "unexplained":
-        busy = float(np.mean(seen.ran)) if seen.ran else 0.0
-        told = f"its {_threads(seen.workers)} computed {busy:.0%} of the time" if seen.known and seen.ran else "not watched"
-        return f"no cause explains this: {told}"
+        if not (seen.known and seen.ran):
+            return "no cause explains this: not watched"
+        return f"no cause explains this: its {_threads(seen.workers)} computed {np.mean(seen.ran):.0%} of the time"
     return ""
 
 
