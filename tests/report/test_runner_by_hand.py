@@ -74,6 +74,72 @@ def test_events_come_whole_and_end_with_the_process_or_at_the_deadline():
         os.close(each)
 
 
+@pytest.mark.parametrize(("told", "code", "reason"), [
+    ([{"cell": 1, "records": 0}, {}, {"cell": 2, "records": 3}], 0, ""),
+    ([{"cell": 1, "records": 0}, {"failed": "why"}], 0, "why"),
+    ([], 3, "its process ended with exit code 3: last words"),
+])  # fmt: skip
+@pytest.mark.parametrize("timeout", [None, 100.0])
+def test_how_a_notebook_ended_follows_from_its_events_and_its_process(tmp_path, monkeypatch, told, code, reason, timeout):
+    """Its log stays where it failed; what papermill had not finished goes; what it measures has a folder."""
+    asked, now = [], [64.0]
+
+    class Child:
+        timed_out, process = False, SimpleNamespace(returncode=code)
+
+        def __init__(self, job, folder, log, variables):
+            asked.append((job, variables))
+            log.write(b"last words\n")
+            (tmp_path / ".01.partial.ipynb").write_text("{")
+            (tmp_path / f"{folder}/doing").write_text("measuring")
+
+        __enter__, __exit__ = (lambda self: self), (lambda *_: None)
+
+        def events(self, deadline, every):
+            asked.append((deadline, every))
+            now[0] += 1.23456
+            yield from told
+
+    monkeypatch.setattr(runner, "_Child", Child)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    cells, heard, taken = [], [], tmp_path / "a" / "taken"
+    source, output = tmp_path / "01_source.ipynb", tmp_path / "01.ipynb"
+    for _ in range(2):
+        on_second = heard.append if {} in told else None
+        done = runner.execute(source, output, {"seed": 1}, timeout, cells.append, on_second, taken, tmp_path / "draws")
+    began = [each["cell"] for each in told if "cell" in each]
+    assert (done.status, done.reason, done.seconds) == ("failed" if reason else "ok", reason, 1.235)
+    assert (done.cell, done.records_before) == (len(began), [each["records"] for each in told if "cell" in each])
+    assert cells == began * 2 and heard == ["measuring"] * 2 * ({} in told) and taken.is_dir()
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == ({"01.log"} if reason else set())
+    assert asked[1] == (timeout and 64.0 + timeout, 1.0 if {} in told else None)
+    (job, variables) = asked[0]
+    assert variables == {runner.FOLDER: str(taken), runner.DRAWS: str(tmp_path / "draws")}
+    assert (job["source"], job["cwd"], job["records"]) == (str(source), str(tmp_path), str(tmp_path / "01.jsonl"))
+    runner.execute(source, output, {}, on_second=heard.append)
+    assert asked[-2][1] == {runner.FOLDER: "", runner.DRAWS: ""}
+
+
+def test_whoever_loses_its_parent_ends_all_that_it_started_and_what_that_starts_meanwhile(monkeypatch):
+    class Process(str):
+        def suspend(self):
+            done.append(("stop", self))
+            started.add(Process("later"))
+
+        def kill(self):
+            done.append(("kill", self))
+
+    done, started = [], {Process("first")}
+    monkeypatch.setattr(child.sys, "stdin", io.StringIO(""))
+    given = []
+    children = lambda recursive: given.append(recursive) or {*started}  # noqa: E731
+    monkeypatch.setattr(child.psutil, "Process", lambda: SimpleNamespace(children=children))
+    monkeypatch.setattr(child.os, "_exit", lambda code: done.append(("exit", code)))
+    child._die_with_parent()
+    assert [word for word, _ in done] == ["stop", "stop", "kill", "kill", "exit"] and all(given)
+    assert done[-1][1] != 0 and {one for word, one in done if word == "kill"} == {"first", "later"}
+
+
 def test_a_notebook_that_ran_is_kept_without_this_machine_s_paths(tmp_path):
     partial, output = tmp_path / ".01.partial.ipynb", tmp_path / "01.ipynb"
     partial.write_text("{half")
@@ -107,6 +173,8 @@ def test_a_process_tells_its_cells_and_its_failure(tmp_path, monkeypatch, error,
     def execute_notebook(source, output, parameters, on_cell_start, config, **how):
         given.update(source=source, sockets=dict(config.ConnectionFileMixin), parameters=parameters)
         on_cell_start(None, 0)
+        os.set_blocking(ours, False)
+        given["at once"] = os.read(ours, 1000).decode()  # nobody waits for the end to see a cell begin
         records.write_text("{}\n{}\n")
         on_cell_start(None, 1)
         if error:
@@ -120,7 +188,7 @@ def test_a_process_tells_its_cells_and_its_failure(tmp_path, monkeypatch, error,
     monkeypatch.setattr(child.sys, "argv", ["child", str(theirs)])
     child.main()
     with os.fdopen(ours) as told:
-        events = [json.loads(line) for line in told]
+        events = [json.loads(line) for line in [*given["at once"].splitlines(), *told]]
     assert events[:2] == [{"cell": 1, "records": 0}, {"cell": 2, "records": 2}]
     assert given["source"] == f"{tmp_path}/{{{{run}}}}/01.ipynb" and given["parameters"] == {"seed": 1}
     if reason is None:
