@@ -1,7 +1,7 @@
 """The pictures of README and docs, drawn from committed records."""
 
 from benchmarks import _speeds
-from benchmarks._records import explanation, row, rows
+from benchmarks._records import cores_of, cpu_name, explanation, row, rows
 from kit.lab import figures
 from kit.lab.claims import table as claims
 from kit.lab.explaining import answer_table
@@ -41,7 +41,8 @@ def by_memory() -> dict[str, list[float]]:
 def answered() -> dict:
     """The table of README's block, as the record of `kit explain` has it."""
     run, machine = explanation()
-    return {"about": f"{run['command'].split()[-1]} on {machine}", "rows": run["table"]}
+    about = f"{run['command'].split()[-1]} on {cpu_name(run | {'machine_id': machine})}, {cores_of(machine)}"
+    return {"about": about, "rows": run["table"]}
 
 
 def _draw_answer(data):

@@ -1,20 +1,26 @@
 """The committed records that pages rest on."""
 
 import json
+import re
 from pathlib import Path
 
+from kit.lab.measuring.identity import processor
 from kit.system.paths import ROOT
 
 REFERENCE = ROOT / "results" / "reference"
 FULL = REFERENCE / "amd-epyc-avx512-2c-24g-8da4" / "full"  # the run of a mixture of 19 GB
-GENERATIONS = {("25", "1"): " Zen 3", ("25", "17"): " Zen 4", ("26", "2"): " Zen 5"}  # AMD's, by family and model
 
 
 def cpu_name(run) -> str:
-    """The maker of the CPU of a run, and its generation where it is known: AMD Zen 5."""
-    facts, maker = run["system"].get("cpu_facts", {}), run["machine_id"].split("-")[0]
-    maker = maker.capitalize().replace("Amd", "AMD")
-    return f"{maker}{GENERATIONS.get((facts.get('cpu family'), facts.get('model')), '')}"
+    """The CPU of a run, as kit names it: AMD Zen 5; of a CPU that is not known so its maker alone."""
+    maker = run["machine_id"].split("-")[0].capitalize().replace("Amd", "AMD")
+    return processor(maker, run["system"].get("cpu_facts", {}))
+
+
+def cores_of(machine_id: str) -> str:
+    """The cores in the name of a machine: "2 cores" of amd-epyc-avx512-2c-24g-8da4."""
+    count = re.search(r"-(\d+)c-", machine_id)[1]
+    return f"{count} core{'s' * (count != '1')}"
 
 
 def started(folder: Path) -> str:

@@ -62,8 +62,9 @@ def format_count(number: float) -> str:
     return f"{number:.4g} P"
 
 
-def format_quantity(value: float | None, unit: str = "") -> str:
-    """A number as people read it: ``75.0 ms``, ``3.83 GiB``, ``1,100 tok/s``; an en dash when there is none."""
+def format_quantity(value: float | None, unit: str = "", digits: int = 4) -> str:
+    """A number as people read it: ``75.0 ms``, ``3.83 GiB``, ``1,100 tok/s``; an en dash when there is none. Of three
+    ``digits`` a number that is no count has no more, above a thousand, too: ``7.84x``, ``1,590x``; 99.96% is not all."""
     if value is None:
         return "–"
     if unit in _BY_UNIT:
@@ -71,6 +72,8 @@ def format_quantity(value: float | None, unit: str = "") -> str:
     if unit == "%" and 0 < value < _LEAST_SHARE:
         return f"below {_LEAST_SHARE}%"
     unit = _ONE.get(unit, unit) if value == 1 else unit
+    if digits < 4 and value != int(value) and not (unit == "%" and 99 < value < 100):
+        value = float(f"{value:.{digits}g}")
     large = abs(value) >= 1000
     number = f"{value:,.0f}" if large and value < 1e9 else f"{value:.4g}" if not large else format_count(value)
     return f"{number}{unit}" if unit in ("x", "%") else f"{number} {unit}".rstrip()

@@ -293,7 +293,7 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.explaining.answer_table", "return sorted(rows"): "after the others, by whatever number",
     ("kit.lab.explaining.answer_table", "figure, axes = figures.new("): "a figure higher by a little",
     ("kit.lab.explaining.answer_table", "axes.barh("): "a bar higher by a little",
-    ("kit.lab.explaining.answer_table", "axes.plot([row.low"): "a line wider by a little",
+    ("kit.lab.explaining.answer_table", "axes.plot(row.ends"): "a line wider by a little",
     ("kit.lab.explaining.answer_table", "axes.axvline("): "a line wider by a little",
     ("kit.lab.explaining.answer_table", 'va="center", color=ink, fontsize'): "letters larger by a point",
     ("kit.lab.explaining.answer_table", 'va="top", fontsize'): "letters larger by a point",

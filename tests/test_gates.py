@@ -237,6 +237,21 @@ def test_two_cpus_of_one_name_are_two_machines(monkeypatch):
     assert len(ids) == 3 and {name.split("-")[2] for name in ids} == {"avx2", "avx512"}
 
 
+def test_a_cpu_has_one_name_in_texts():
+    """ "AMD EPYC" on the front page, "AMD Zen 5" in README, and the machine's id in the picture."""
+    known = [(family, model) for family, models in identity._ZEN for model in models]
+    assert len(known) == len({*known}), "a model has one name"
+    named = lambda name, family, model: identity.processor(name, {"cpu family": family, "model": model})  # noqa: E731
+    assert [named("AMD EPYC", *each) for each in (("25", "1"), ("25", "17"), ("26", "2"))] == [
+        "AMD Zen 3",
+        "AMD Zen 4",
+        "AMD Zen 5",
+    ]
+    assert identity.processor("AMD EPYC", {}) == named("AMD EPYC", "26", "999") == "AMD EPYC"
+    assert named("Intel(R) Xeon(R)", "25", "1") == "Intel(R) Xeon(R)"
+    assert replace(MACHINE, cpu="AMD EPYC", cores=1).told == "AMD EPYC, 1 core"
+
+
 def test_the_disk_is_read_past_the_page_cache_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "a"
     path.write_bytes(bytes(3 << 20))

@@ -125,10 +125,17 @@ def test_the_part_of_an_error_that_is_memory_s_is_told_and_the_rest():
     told = minutes.error_of_memory(factors, [60.0, 40.0], beside)
     assert "at 50 GB/s around the costs" in told and "at 41 around the ways" in told
     assert "makes a prediction 0.82 times as long" in told, "41 of 50 GB/s: a way that the disk brings has no part in it"
-    assert "it would be 0.80 times what was measured" in told, "0.8 / 0.82, 0.6 and 0.4 / 0.5"
+    assert "it would be 20% too fast." in told, "0.8 / 0.82, 0.6 and 0.4 / 0.5"
     nothing = (math.nan, math.nan)
     assert minutes.error_of_memory(factors, nothing, beside) == "" == minutes.error_of_memory(factors, [50.0], {})
     assert minutes.error_of_memory(factors, [50.0], {"kept": nothing, "pinned": ()}) == ""
+
+
+def test_an_error_of_predictions_is_told_in_words_with_the_worst_by_name():
+    """A page had "0.88 times what was measured in the median, 0.55 at worst"; which way that was, its picture did not show."""
+    assert minutes.error_of({"a": 0.88, "b": 0.55, "c": 1.26}) == "typically 12% too fast, at worst 45% too fast (b)"
+    assert minutes.error_of({"a": 1.004, "b": 0.9, "c": 1.5}) == "typically within 1%, at worst 50% too slow (c)"
+    assert minutes.error_of({"a": 1.05}, "too low", "too high") == "typically 5% too high, at worst 5% too high (a)"
 
 
 def test_a_small_file_says_nothing_of_memory_s_speed(tmp_path):

@@ -237,10 +237,24 @@ def test_a_live_control_becomes_its_text():
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(0.075, "s", "75.0 ms"), (2**30, "B", "1.00 GiB"), (1100.0, "tok/s", "1,100 tok/s"), (2.5, "x", "2.5x"), (None, "s", "–")],
+    [
+        (7.838, "x", "7.838x"),
+        (0.075, "s", "75.0 ms"),
+        (2**30, "B", "1.00 GiB"),
+        (1100.0, "tok/s", "1,100 tok/s"),
+        (2.5, "x", "2.5x"),
+        (None, "s", "–"),
+    ],
 )
 def test_quantities_read_as_people_write_them(value, unit, text):
     assert units.format_quantity(value, unit) == text
+
+
+def test_a_page_that_opens_with_numbers_has_three_digits_of_each():
+    """ "7.838x" and "1,594x" beside "2.67 ms". A count keeps all, and a share near all of it does not become all."""
+    of = [(7.838, "x"), (139.59, "x"), (1593.8, "x"), (1100.0, "tok/s"), (12.903, "%"), (99.97, "%"), (3921.0, "")]
+    told = [units.format_quantity(value, unit, 3) for value, unit in of]
+    assert told == ["7.84x", "140x", "1,590x", "1,100 tok/s", "12.9%", "99.97%", "3,921"]
 
 
 def record(**fields):
@@ -344,7 +358,9 @@ def test_a_run_of_ones_own_model_that_judges_nothing_has_no_claims(tmp_path, mod
     """`kit reproduce --only 00 --model my.gguf` opened with "0 of 85 claims" and 85 times "no record"."""
     run = runs.Run(tmp_path, runs.Request(model=model), "m", "0", "c", "now", planned=["00_start_here"])
     text = index.write(run).read_text()
-    assert ('id="claims"' in text) == ("What the reports claimed" in text) == (not model) and 'id="measurements"' in text
+    assert ('id="claims"' in text) == ("Five field reports, by other people" in text) == (
+        not model
+    ) and 'id="measurements"' in text
 
 
 def test_a_page_has_its_command_its_reports_and_the_machine_s_state(tmp_path):
@@ -437,6 +453,27 @@ def test_the_front_page_and_page_09_have_the_table_of_kit_explain(both):
     order = [front.index(part) for part in (TITLE, "limit of memory", 'id="to-do"', "Only fewer bits", 'id="notebooks"')]
     assert order == sorted(order)
     assert page.index(TITLE) < page.index("Only fewer bits") < page.index("limit of memory")
+
+
+def test_the_reports_of_other_people_are_folded_under_the_reader_s_own_model(tmp_path, both):
+    """A reader took 85 claims of somebody's reports for his own, and asked of what "139.6x" and "7.838x" were."""
+    front, _ = both
+    assert "Five field reports" not in front and "What the reports claimed" not in front, "this run judges none of them"
+    of = tmp_path / "judged"
+    of.mkdir()
+    given = {"verdict": "undecided here", "reason": "why", "unit": "x", "upper": 1593.8, "upper_source": "bytes"}
+    for page, claim, median in (("01_first_token", "first-token-preload", 139.5918), ("05_tile_decode", "tile-295-5", 7.838)):
+        one = Record(
+            **given, claim=claim, notebook=page, quantity="in loops, stand-in, prompt of 4, over one", samples=[median]
+        )
+        records.append(of / f"{page}.jsonl", one)
+    for model, opened in (("/models/my.gguf", False), ("", True)):
+        run = runs.Run(of, runs.Request(model=model), "m", "0", "c", "now", planned=["01_first_token", "05_tile_decode"])
+        text = index.write(run).read_text()
+        fold = re.search(r'<details class="section" id="answers"( open)?>.*?</details>', text, re.DOTALL)
+        assert bool(fold[1]) == opened and "by other people about other machines" in fold[0] and fold[0].count("<li>") == 2
+        assert all(f"{number}<small>as long " in fold[0] for number in ("140x", "7.84x")) and "1,590x" in fold[0]
+        assert "stand-in" not in fold[0] and text.index(fold[0]) < text.index('id="notebooks"')
 
 
 def test_what_to_do_is_said_of_the_model_of_the_table_and_no_other_time_of_a_token(both):

@@ -106,7 +106,7 @@ def test_the_title_of_a_run_is_what_ran_on_what(tmp_path):
     named = lambda model: index.title(replace(run, request=replace(run.request, model=model)))  # noqa: E731
     assert named("") == "Generated models (quick)" and named("hf://a/b/c-q4.gguf") == "c-q4" and named("models/x/") == "x"
     machine.keep(run.folder, MACHINE)
-    assert named("c.gguf") == "c on cpu" and html.environment(run.folder)["read_gbps"] == 20.0
+    assert named("c.gguf") == "c on cpu, 2 cores" and html.environment(run.folder)["read_gbps"] == 20.0
     rows = [replace(read(busy="b"), notebook="07"), replace(read(), notebook="08"), replace(read(busy="b"), notebook="07")]
     assert index.busy(rows) == ["07"]
 

@@ -46,6 +46,11 @@ class Row(NamedTuple):
         return self.error is not None and self.error < self.speed
 
     @property
+    def ends(self) -> tuple[float, float]:
+        """The speed minus and plus its error: what is printed as ±, drawn as a line (``low``, ``high``: off-centre)."""
+        return self.speed - self.error, self.speed + self.error
+
+    @property
     def told(self) -> str:
         """The speed with its error, both to one place: "43.0 ± 0.8", "1,204 ± 31"; without one to three digits."""
         alone = ".3g" if self.speed < 999.5 else ",.0f"  # which three digits round to 1e+03
@@ -157,7 +162,7 @@ def markdown(rows: Sequence[Row]) -> str:
 def note(rows: Sequence[Row]) -> str:
     """Why an interval of the table passes the limit; "" where none does."""
     limit = next((row.speed for row in rows if row.kind == "limit"), float("inf"))
-    passed = any(row.speed + row.error > limit for row in rows if row.is_certain)
+    passed = any(row.ends[1] > limit for row in rows if row.is_certain)
     return "Memory's speed changed between the rounds, so a speed with its ± may pass the limit." if passed else ""
 
 
@@ -192,11 +197,11 @@ def picture(rows: Sequence[Row], about: str):
         color = "#6b7580" if row.kind != "kit" else figures.BLUE if row in fastest else figures.SKY
         axes.barh(place, row.speed, height=0.66, color=color)
         if row.is_certain:
-            axes.plot([row.low, row.high], [place + 0.25] * 2, color="#222222", linewidth=1.5)  # under the text
+            axes.plot(row.ends, [place + 0.25] * 2, color="#222222", linewidth=1.5)  # under the text
         share = "" if row.of_limit is None else f" ({row.of_limit:.0%} of the limit)"
         inside = row.speed > 0.45 * max(each.speed for each in rows)
         ink = ("black" if color == figures.SKY else "white") if inside else "black"
-        end = row.high if row.is_certain else row.speed
+        end = row.ends[1] if row.is_certain else row.speed
         axes.text(0 if inside else end, place - 0.04, f" {row.told.partition(' ')[0]} tokens/s{share}",
                   va="center", color=ink, fontsize=9.5)  # fmt: skip
     axes.set_yticks(range(len(bars)), [f"kit, {row.name}" if row.kind == "kit" else row.name for row in bars])
@@ -207,7 +212,7 @@ def picture(rows: Sequence[Row], about: str):
         axes.set_ylim(-0.6, len(bars) - 0.1)
     figures.rows(axes)
     axes.grid(visible=False)
-    axes.set_xlim(0, 1.12 * max([row.high if row.is_certain else row.speed for row in rows], default=1))
-    lines = "\n(lines: 95% intervals; the limit varied, too)" if note(rows) else " (lines: 95% intervals)"
-    axes.set(xlabel=f"tokens per second, {about}{lines}", title=verdict(rows))
+    axes.set_xlim(0, 1.12 * max([row.ends[1] if row.is_certain else row.speed for row in rows], default=1))
+    lines = "lines: 95% intervals; the limit varied, too" if note(rows) else "lines: 95% intervals"
+    axes.set(xlabel=f"tokens per second, {about}\n({lines})", title=verdict(rows))
     return figure

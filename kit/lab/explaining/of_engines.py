@@ -18,10 +18,11 @@ from kit.lab.explaining.lines import width
 from kit.lab.labels import label_of
 from kit.lab.measuring import minutes, state
 from kit.lab.measuring.busy import WORTH
+from kit.lab.measuring.identity import processor
 from kit.lab.measuring.machine import machine_id
 from kit.lab.predicting import quality
 from kit.lab.predicting.remembered import held_by
-from kit.system import cpu_name
+from kit.system import cpu_facts, cpu_name
 from kit.system.cores import cores
 from kit.units import format_bytes, format_rate, format_seconds
 
@@ -99,7 +100,12 @@ def _losses(file) -> dict[str, dict[str, float]]:
 
 def this_machine() -> dict:
     """Its name, CPU and cores."""
-    return {"id": machine_id(), "cpu": cpu_name(), "cores": cores()._asdict(), "cores_told": cores().told}
+    return {
+        "id": machine_id(),
+        "cpu": processor(cpu_name(), cpu_facts()),
+        "cores": cores()._asdict(),
+        "cores_told": cores().told,
+    }
 
 
 def usual() -> list[str]:

@@ -14,6 +14,7 @@ from kit.errors import KitError, ReportError, install
 from kit.gguf import large_pages
 from kit.gguf.mapped import MappedFile
 from kit.lab.measuring import machine
+from kit.lab.measuring.identity import processor
 from kit.system.paths import models_folder, results_folder
 from kit.units import format_bytes, printable
 
@@ -82,7 +83,8 @@ def _cores() -> Check:
 
     cores, threads = system.usable_cores(), torch.get_num_threads()
     remedy = "" if threads == cores else f"unset OMP_NUM_THREADS, or set it to {cores}, to use every core"
-    return _noted("cores", f"{cores} usable ({system.cpu_name()}); torch uses {threads} threads", remedy)
+    cpu = processor(system.cpu_name(), system.cpu_facts())
+    return _noted("cores", f"{cores} usable ({cpu}); torch uses {threads} threads", remedy)
 
 
 def _products(by_strategy: dict[str, list[str]]) -> Check:

@@ -8,6 +8,22 @@ from kit.system import cpu_facts, cpu_name, memory_limit, usable_cores
 _WIDEST = {"amx-int8": "amx", "avx512vnni": "avx512", "avx512f": "avx512", "avx2": "avx2", "neon": "neon"}  # -> word of an id
 FEATURES = ("avx2", "avx512f", "avx512bw", "avx512vl", "avx512vbmi2", "avx512vnni", "amx-int8", "f16c", "neon")
 
+_ZEN = {  # AMD's microarchitectures: (family, models) -> name, as Linux has them (arch/x86/kernel/cpu/amd.c)
+    (23, (*range(0x30), *range(0x50, 0x60))): "Zen",
+    (23, (*range(0x30, 0x50), *range(0x60, 0x80), 0x90, 0x91, *range(0xA0, 0xB0))): "Zen 2",
+    (25, (*range(0x10), *range(0x20, 0x60))): "Zen 3",
+    (25, (*range(0x10, 0x20), *range(0x60, 0xB0))): "Zen 4",
+    (26, (*range(0x30), *range(0x40, 0x50), *range(0x60, 0x80))): "Zen 5",
+}
+
+
+def processor(name: str, facts: dict[str, str]) -> str:
+    """The one name that a CPU has in texts: "AMD Zen 5", its microarchitecture where ``facts`` (kit.system.cpu_facts) tell it,
+    because a virtual machine calls all of AMD's servers "AMD EPYC"; else its model ``name``."""
+    family, model = (int(facts.get(key) or -1) for key in ("cpu family", "model"))
+    found = (zen for (of, models), zen in _ZEN.items() if name.startswith("AMD") and of == family and model in models)
+    return next((f"AMD {zen}" for zen in found), name)
+
 
 @cache
 def machine_id() -> str:

@@ -15,7 +15,7 @@ import psutil
 
 from kit.errors import KitWarning, library
 from kit.lab.measuring import sound, state
-from kit.lab.measuring.identity import cpu_features, machine_id
+from kit.lab.measuring.identity import cpu_features, machine_id, processor
 from kit.system import cpu_facts, cpu_name, last_level_cache, memory_available, memory_limit, usable_cores
 from kit.system.files import read_yaml, write_whole
 from kit.system.paths import ROOT, data_file
@@ -53,6 +53,11 @@ class Machine(state.Bandwidths):
         merged = {kind: getattr(other, kind) | {name: getattr(self, kind)[name] for name in ours if name in getattr(self, kind)}
                   for kind in ("samples", "methods")}  # fmt: skip
         return replace(other, **{name: getattr(self, name) for name in ours}, **merged)
+
+    @property
+    def told(self) -> str:
+        """Its name in texts: "AMD Zen 5, 2 cores"."""
+        return f"{processor(self.cpu, self.system.get('cpu_facts', {}))}, {self.cores} core{'s' * (self.cores != 1)}"
 
     def seconds_to_compute(self, flops: float) -> float:
         """The least time for ``flops`` operations in float32."""

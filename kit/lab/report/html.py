@@ -87,7 +87,7 @@ def records_uri(run: Run, names: Iterable[str]) -> str:
 def environment(folder: Path) -> dict | None:
     """The machine of a run, as in its environment.json; None before it has been measured."""
     known = machine.kept(folder)
-    return asdict(known) if known else None
+    return asdict(known) | {"told": known.told} if known else None
 
 
 def cells_of(path: Path) -> list[dict]:

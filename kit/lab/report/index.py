@@ -7,7 +7,7 @@ from kit.lab.claims import book, evidence, gates
 from kit.lab.claims.book import Entry
 from kit.lab.claims.judge import OWN, SOURCE
 from kit.lab.claims.records import WARNED, Record
-from kit.lab.measuring import measurements
+from kit.lab.measuring import machine, measurements
 from kit.lab.report import content, html, lead, planning, published, theme
 from kit.lab.report import run as runs
 from kit.lab.report.checklist import checklist
@@ -20,6 +20,11 @@ ANSWERED = {  # the claims that a reader comes for, and what each asks
     "hit-rate-85": "Do 20 entries for 155 layers hit 85%?",
     "tile-295-5": "Does a tile need 295 ms, and a GPU to be fast?",
     "five-tokens": "Can five tokens go from 8 hours to 35 seconds?",
+}
+RATIOS = {  # what their "139.6x" is of: the names of such records are for who knows the pages
+    "first-token-preload": "as long for a first token that dequantizes as for one whose float32 weights are in memory",
+    "tile-295-5": "as long with the reported search as with the fastest decoder, on one core",
+    "five-tokens": "as long with the reported decoder as with kit's, on one core",
 }
 NOT_HERE = ("computed", OWN, SOURCE)  # of the claim's own model and machine
 YOUR_MODEL = "09_your_model"  # its table and its answer open the front page; its card is the first
@@ -70,8 +75,8 @@ def write(run: Run, running: bool = False) -> Path:
 def title(run: Run) -> str:
     """What was measured on what: the model's name, or the profile of generated ones, and the processor."""
     model = Path(run.request.model or "").name.removesuffix(".gguf")
-    machine = html.environment(run.folder)
-    return " on ".join([model or f"Generated models ({run.request.profile})", *([machine["cpu"]] if machine else [])])
+    known = machine.kept(run.folder)
+    return " on ".join([model or f"Generated models ({run.request.profile})", *([known.told] if known else [])])
 
 
 def wrong(run: Run, rows: list[Record]) -> list[tuple[str, str, str]]:
@@ -134,6 +139,7 @@ def answers(entries: list[Entry]) -> list[dict]:
         told.append({
             "question": question, "claim": claim, "verdict": entry.verdict, "decides": entry.decisive,
             "ends": here[:1] + [row for row in here[-1:] if row.median != here[0].median],
+            "ratio": RATIOS.get(name, ""),
             "bound": bounded[0] if bounded else None, "computed": computed[0] if computed else None,
         })  # fmt: skip
     return told
