@@ -7,7 +7,7 @@ import numpy as np
 
 def forward(tokens, metadata, tensors):
     """Logits (tokens, vocabulary), float64. ``metadata``, ``tensors``: of the file, by name."""
-    sequence = _Sequence(metadata, tensors)
+    sequence = Sequence(metadata, tensors)
     return np.array([sequence.step(position, token) for position, token in enumerate(tokens)])
 
 
@@ -20,7 +20,7 @@ def _gelu(x):
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-class _Sequence:
+class Sequence:
     def __init__(self, metadata, tensors):
         self.metadata, self.tensors = metadata, {name: np.asarray(value, np.float64) for name, value in tensors.items()}
         self.layers, self.hidden = self.key("block_count"), self.key("embedding_length")
@@ -58,8 +58,8 @@ class _Sequence:
                 gate = _gelu(part("inp_gate") @ x) * embedded[layer]
                 x = x + self.norm(part("proj") @ gate, part("post_norm"))
             x = x * part("layer_output_scale")
-        cap = self.key("final_logit_softcapping")
-        return cap * np.tanh(w["token_embd.weight"] @ self.norm(x, w["output_norm.weight"]) / cap)
+        cap, self.state = self.key("final_logit_softcapping"), self.norm(x, w["output_norm.weight"])
+        return cap * np.tanh(w["token_embd.weight"] @ self.state / cap)
 
     def attend(self, layer, block, x, position):
         own, local = self.layers - self.key("attention.shared_kv_layers"), self.local[layer]

@@ -113,7 +113,8 @@ _NEMOTRON_H = Architecture(
     recurrent="mamba2", alone=True, gated=False, activation="squared_relu", no_rope_every=1
 )  # fmt: skip
 
-SIDECARS = "dflash", "eagle3", "gemma4-assistant"  # drafters in files of their own, which read what another model has computed
+# Drafters in files of their own, which read what another model has computed -> its architecture; "": kit does not run them
+SIDECARS = {"dflash": "", "eagle3": "", "gemma4-assistant": "gemma4"}
 
 # Biases, tied embeddings, the size of the window, RoPE scaling and experts follow from a file's tensors and metadata in
 # every architecture. Files of Mistral's first models name the architecture llama or mistral.

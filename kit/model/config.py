@@ -132,6 +132,11 @@ class HeadConfig(Config):
     own: frozenset[str] = frozenset()
 
     @property
+    def read_size(self) -> int:
+        """Numbers that it reads of what was kept of the position before a token."""
+        return self.hidden_size
+
+    @property
     def number(self) -> int:
         """Of the head's layer."""
         return len(self.layers) - 1
@@ -164,3 +169,22 @@ class HeadConfig(Config):
                 yield f"blk.{self.number}.{name}", shape, needed
         yield self.norm, (width,), True
         yield self.output, matrix, True
+
+
+@dataclass(frozen=True)
+class SidecarConfig(Config):
+    """The same of a drafter in a file of its own (kit.model.sidecar), whose layers attend to what its model has written.
+    ``wide``: elements of that model's states; ``sources``: of each layer the number of the model's."""
+
+    wide: int = 0
+    sources: tuple[int, ...] = ()
+
+    @property
+    def read_size(self) -> int:
+        """Numbers that it reads of each token: its row of the model's embedding, and the state before it."""
+        return 2 * self.wide
+
+    def layout(self) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+        yield "nextn.pre_projection.weight", (self.hidden_size, 2 * self.wide), True
+        yield "nextn.post_projection.weight", (self.wide, self.hidden_size), True
+        yield from super().layout()

@@ -164,7 +164,8 @@ class CpuOps(Ops):
             variant, mixed = self._to_chosen(fused, mixer, cache, q, chosen, sinks)
         else:
             runs = mixer.chunks.runs(self.cache.length, positions) if mixer.chunks else runs
-            parts = q.split([stop - max(first, self.cache.length) for first, stop in runs])
+            sizes = [stop - max(first, self.cache.length) for first, stop in runs]
+            parts = q.split(sizes) if len(runs) > 1 else [q]
             found = [self._to_all(fused, mixer, cache, *own, sinks) for own in zip(parts, runs, strict=True)]
             variant, mixed = found[0][0], torch.cat([part for _, part in found]) if len(found) > 1 else found[0][1]
         seen = sum(stop - first for first, stop in runs)
@@ -221,7 +222,7 @@ class CpuOps(Ops):
             self.cache.keep(state, len(self.tokens))
 
     def before(self):
-        return self.cache.kept[self.cache.length :][: len(self.tokens)]
+        return self.cache.before(len(self.tokens))
 
     def zeros(self, x):
         return torch.zeros_like(x)

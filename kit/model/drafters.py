@@ -1,39 +1,19 @@
-"""What proposes the tokens of a draft: text that repeats, a smaller model, or the MTP head of the file itself."""
+"""What proposes the tokens of a draft: text that repeats, a smaller model, the MTP head of the file itself, or one
+in a file of its own."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from kit.errors import ModelError
 from kit.gguf.uses import bytes_used, head_uses, uses_of
 from kit.model.architectures import SIDECARS
+from kit.model.drafter import Drafter
 from kit.model.hyperparameters import head_config, read_config
 from kit.model.kvcache import SequenceCache, state_of
+from kit.model.sidecar import Sidecar
 from kit.model.transformer import Transformer
 from kit.model.weights import Weights
 
 MOST = 8  # tokens of a draft
-
-
-class Drafter(ABC):
-    """Proposes how a sequence goes on. ``name`` is that of the option; ``nbytes``: of weights that it reads for a token."""
-
-    name = ""
-    nbytes = 0
-    read = 1  # tokens that the last draft read of those after the draft before
-    again = False  # whether it reads what was accepted of its draft once more
-    settled = True  # whether the last draft made nothing for the first time, such as a recorded pass: its time counts
-
-    def follow(self, model, cache) -> None:  # noqa: B027
-        """Called before the pass over a prompt, with the model and what it will hold of the sequence. From here on the tokens
-        that ``propose`` is given only grow, so that a draft costs what is new of them."""
-
-    @abstractmethod
-    def propose(self, tokens: Sequence[int], count: int, sampler) -> tuple[list[int], list[torch.Tensor | None]]:
-        """Up to ``count`` tokens after all ``tokens`` of a sequence, and of each the chances (vocabulary,) by which it was
-        drawn, None for one that was certain."""
 
 
 class Ngrams(Drafter):
@@ -196,11 +176,9 @@ class Head(_Decoding):
 
 def check_pair(target, draft) -> None:
     """ModelError unless the file ``draft`` can draft for the file ``target``: a smaller model whose tokens are the same."""
-    if draft.architecture in SIDECARS:
-        raise ModelError(
-            f"{draft.path}: a drafter ({draft.architecture}) that reads the states of the model it was made for; kit does not "
-            "draft by such a file yet: give ngram or a smaller model"
-        )
+    if (known := SIDECARS.get(draft.architecture)) is not None and known != target.architecture:
+        why = f"for {known} models, not for {target.architecture!r}" if known else "that kit does not run"
+        raise ModelError(f"{draft.path}: a drafter ({draft.architecture}) {why}: give ngram or a smaller model")
     if any("nextn." in name for name in draft.tensors) and "blk.0.attn_norm.weight" not in draft.tensors:
         raise ModelError(f"{draft.path}: an MTP head without its model, which kit does not run")
     size, own = (sum(info.nbytes for info in file.tensors.values()) for file in (target, draft))
@@ -234,4 +212,8 @@ def drafter_of(model, draft, most: int) -> Drafter:
         return Ngrams()
     if draft == "mtp":
         return Head(model)
-    return Smaller(model, draft)
+    file = draft if hasattr(draft, "tensors") else Weights(draft).file
+    if SIDECARS.get(file.architecture):
+        check_pair(model.file, file)
+        return Sidecar(model, file)
+    return Smaller(model, file)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kit.model.config import Config, HeadConfig
+from kit.model.config import Config, HeadConfig, SidecarConfig
 from kit.model.kvcache import FixedState
 from kit.model.layers.rope import RopeConfig
 
@@ -262,7 +262,7 @@ class Ops(ABC):
 
     @abstractmethod
     def before(self) -> torch.Tensor:
-        """What was kept of the position before each token, (tokens, hidden_size)."""
+        """What a drafter reads of what was kept of the position before each token, (tokens, ``config.read_size``)."""
 
     @abstractmethod
     def zeros(self, x: torch.Tensor) -> torch.Tensor:
@@ -276,8 +276,8 @@ def matrices(name: str, heads: int, rows: bool) -> list[str]:
 
 def forward(ops: Ops, config: Config, wanted: slice) -> torch.Tensor:
     """Logits (wanted tokens, vocabulary) of the tokens of ``ops``."""
-    if isinstance(config, HeadConfig):
-        return predict(ops, config, wanted)
+    if type(config) in DRAFTERS:
+        return DRAFTERS[type(config)](ops, config, wanted)
     x = ops.embed("token_embd.weight", config.embedding_scale)
     embedded = config.per_layer.embedded(ops, x) if config.per_layer else None
     x = config.hyper.begin(ops, x) if config.hyper else x
@@ -303,6 +303,19 @@ def predict(ops: Ops, config: HeadConfig, wanted: slice) -> torch.Tensor:
     state = ops.rms_norm(x[wanted], config.norm)
     ops.keep(state)
     return scaled(ops.linear(config.output, ops.input(state)), config)
+
+
+def assist(ops: Ops, config: SidecarConfig, wanted: slice) -> torch.Tensor:
+    """The same of a drafter in a file of its own, whose layers attend to the keys and values of the model."""
+    x = ops.linear("nextn.pre_projection.weight", ops.input(ops.before()))
+    for number, layer in enumerate(config.layers):
+        layer.run(ops, number, x)
+    state = ops.norm(x[wanted], f"{config.family.last_norm}.weight")
+    ops.keep(ops.linear("nextn.post_projection.weight", state))
+    return ops.linear(config.output, state)
+
+
+DRAFTERS = {HeadConfig: predict, SidecarConfig: assist}
 
 
 def scaled(logits: torch.Tensor, config: Config) -> torch.Tensor:

@@ -56,11 +56,16 @@ def head_config(file) -> HeadConfig:
     names = {name.partition(".nextn.")[2] for name in file.tensors if layer_of(name) == layers[0]}
     own = frozenset(name.removesuffix(".weight") for name in names)
     config = HeadConfig(**vars(model) | {"layers": (*model.layers, facts.layer(layers[0]))}, own=own)
+    check_tensors(file, config, "the MTP head")
+    return config
+
+
+def check_tensors(file, config: Config, of: str) -> None:
+    """ModelError where a tensor that a drafter needs is missing, or has another shape."""
     for name, shape in config.tensors().items():
         if (tensor := file.tensors.get(name)) is None or tensor.shape != shape:
             has = f"has shape {tensor.shape}" if tensor else "is missing"
-            raise ModelError(f"{file.path}: the tensor {name!r} of the MTP head {has}; expected shape {shape}")
-    return config
+            raise ModelError(f"{file.path}: the tensor {name!r} of {of} {has}; expected shape {shape}")
 
 
 def described_config(file, vocabulary: int, tied: bool) -> Config:
@@ -117,7 +122,9 @@ class Facts:
                 "attention.causal", "true: the kit runs models that continue a text", "is false, as of an embedding model"
             )
         blocks = keys.count("block_count", most=MAX_LAYERS)
-        self.count = blocks - keys.count("nextn_predict_layers", 0, most=blocks - 1)  # those predict further tokens
+        self.count = blocks - keys.count(
+            "nextn_predict_layers", 0, most=blocks - (heads < blocks)
+        )  # those predict further tokens
         model, self.count = self.count, self.count + heads
         self.numbers, self.whole = parts_of(file, self.count)
         least = 0 if family.alone or family.skipping else 1

@@ -10,6 +10,7 @@ import torch
 
 from kit.cpu.history import History
 from kit.cpu.operations import run
+from kit.cpu.threads import torch_alone
 from kit.errors import ModelError, known
 from kit.model.layers.kind import KV_TYPES, Ring
 from kit.system import reserve
@@ -75,6 +76,10 @@ class SequenceCache(Positions):
         if self.kept is None:
             self.kept = _reserve(self.context + 1, 4 * size).view(torch.float32)
 
+    def before(self, tokens: int) -> torch.Tensor:
+        """What was kept of the position before each of so many tokens after those held, (tokens, size)."""
+        return self.kept[self.length :][:tokens]
+
     def keep(self, state: torch.Tensor, tokens: int) -> None:
         """Keep the states of the last of so many ``tokens`` after the positions held."""
         end = self.length + tokens + 1
@@ -106,13 +111,15 @@ class SequenceCache(Positions):
 
     def mark(self) -> tuple:
         """Where the sequence is now, with a copy of the fixed states, for ``back_to``."""
-        return self.length, [state.copied() for state in self._own]
+        with torch_alone():  # where others have the cores, torch's threads wait for each other
+            return self.length, [state.copied() for state in self._own]
 
     def back_to(self, mark: tuple) -> None:
         """Drop what came after a mark of this cache."""
         self.length = mark[0]
-        for state, copied in zip(self._own, mark[1], strict=True):
-            state.restore(copied)
+        with torch_alone():
+            for state, copied in zip(self._own, mark[1], strict=True):
+                state.restore(copied)
 
     def take(self, other: "SequenceCache") -> None:
         """Hold what ``other``, a cache of the same model and type, holds."""

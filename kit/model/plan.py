@@ -175,7 +175,7 @@ class Plan(Ops):
         self.kept = state
 
     def before(self):
-        self.given = self.new(self.tokens, self.config.hidden_size)
+        self.given = self.new(self.tokens, self.config.read_size)
         return self.given
 
     def zeros(self, x):

@@ -232,7 +232,7 @@ class Transformer(Shown):
 
     def _planned(self, plan, tokens, cache):
         if plan.given is not None:
-            plan.given.copy_(cache.kept[cache.length :][: len(tokens)])
+            plan.given.copy_(cache.before(len(tokens)))
         logits = plan.step(tokens[0], cache.length) if len(tokens) == 1 else plan.steps(tokens, cache.length)
         if cache.kept is not None and plan.kept is not None:
             cache.keep(plan.kept, len(tokens))

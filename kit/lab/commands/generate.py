@@ -39,7 +39,7 @@ _WARM = 32  # tokens of the warm-up prompt: short prompts run other kernels
 @click.option(
     "--routes", type=click.Path(dir_okay=False), metavar="FILE", help="Record which experts are used, for kit experts."
 )
-@click.option("--draft", metavar="FILE", help="ngram, mtp, or the file of a smaller model that drafts tokens; see above.")
+@click.option("--draft", metavar="FILE", help="ngram, mtp, or the file of a smaller model or a gemma4-assistant; see above.")
 @click.option("--draft-max", default=4, show_default=True, type=click.IntRange(1, 8), help="The most tokens of a draft.")
 @click.option("--by-depth", is_flag=True, help="Then time a token after 64 to 128K positions, by kind of layer.")
 @click.option("--ignore-end", is_flag=True, help="Continue after the model's end-of-text token.")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kit.model.layers.kind import (
     ATTENDING,
+    Before,
     Chunks,
     LayerKind,
     Memory,
@@ -42,7 +43,7 @@ class Attention(LayerKind):
     value_norm: bool = False  # values are normed by head, without weights
     has_values: bool = True  # False: values are the keys before their norm and RoPE
     source: int | None = None  # the layer whose keys and values it attends to; None: its own
-    chunks: Chunks | None = None
+    chunks: Chunks | Before | None = None
     gate: str = ""  # of what it gives, a sigmoid of a product with the input: by "head", by "element"
     gated: bool = False  # attn_q has a query and a gate for each head, whose sigmoid multiplies what the head gives
 
@@ -117,8 +118,8 @@ class Attention(LayerKind):
 
     @property
     def memory(self) -> Memory:
-        window = self.chunks.size if self.chunks else self.window
-        return Memory(2 * self.kv_heads * self.head_dim, window, chunked=bool(self.chunks), shared=self.source is not None)
+        window, chunked = self.chunks.size if self.chunks else self.window, isinstance(self.chunks, Chunks)
+        return Memory(2 * self.kv_heads * self.head_dim, window, chunked=chunked, shared=self.source is not None)
 
     @property
     def said(self) -> str:

@@ -108,6 +108,20 @@ class Chunks(NamedTuple):
         return [(first, min(stop, first + self.size)) for first in range(start // self.size * self.size, stop, self.size)]
 
 
+class Before(NamedTuple):
+    """A query attends to the positions before its own, of a window of ``size`` that ends with it (0: to all)."""
+
+    size: int
+
+    def span(self, positions: int) -> tuple[int, int]:
+        """(first, stop) of what the last of so many positions attends to."""
+        return max(0, positions - self.size) if self.size else 0, positions - 1
+
+    def runs(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """(first, stop) of what one position, ``start``, sees."""
+        return [self.span(stop)]
+
+
 class Memory(NamedTuple):
     """What a layer remembers of a sequence, in numbers: some for each position (``position``), which are written once, read by
     every token within the ``window`` (0: all), and can be cut; and ``fixed`` float32 that every token reads and writes. What is
@@ -169,7 +183,7 @@ class LayerKind:
     drawn: ClassVar[dict[str, tuple[float, float]]] = {}
     on_device: ClassVar[bool] = False
     choice: ClassVar[Choice | None] = None  # of the positions to which a query attends; None: to all, or a window
-    chunks: ClassVar[Chunks | None] = None  # within which a query attends
+    chunks: ClassVar[Chunks | Before | None] = None  # within which a query attends
     index_rope: ClassVar[RopeConfig | None] = None  # of its queries and keys
     index_size: ClassVar[int] = 0  # numbers of a unit's key, of a layer that chooses
     back_rope: ClassVar[RopeConfig | None] = None  # of what attention gives

@@ -30,20 +30,21 @@ class PerLayerInput:
         yield self.size
 
     def embedded(self, ops, x):
-        """The embeddings of all layers (layers, tokens, size): a row of their table and a projection of x, averaged."""
+        """The embeddings of all layers (tokens, layers, size): a row of their table and a projection of x, averaged."""
         rows = ops.embed("per_layer_token_embd.weight", self.size**0.5).unflatten(1, (self.layers, self.size))
         projected = ops.linear("per_layer_model_proj.weight", ops.input(x))
         ops.scale(projected, self.hidden_size**-0.5)
         projected = projected.unflatten(1, (self.layers, self.size))
         ops.plus(rows, ops.rms_norm(projected, "per_layer_proj_norm.weight"), 1.0)
         ops.scale(rows, 0.5**0.5)
-        return rows.transpose(0, 1).contiguous()  # of one token the same numbers in the same place
+        return rows
 
     def run(self, ops, layer, x, embedded):
         ops.add(x, self.made(ops, layer, x, embedded))
 
     def made(self, ops, layer, x, embedded):
         """What is added to x (tokens, hidden_size)."""
-        block = f"blk.{layer}."
-        own = ops.activate(self.activation, ops.linear(f"{block}inp_gate.weight", ops.input(x)), embedded[layer])
+        block, row = f"blk.{layer}.", embedded[:, layer]
+        row = row if row.is_contiguous() else ops.join((row[:, None],), self.size)[:, 0]  # a copy that a recording makes too
+        own = ops.activate(self.activation, ops.linear(f"{block}inp_gate.weight", ops.input(x)), row)
         return ops.rms_norm(ops.linear(f"{block}proj.weight", own), f"{block}post_norm.weight")
