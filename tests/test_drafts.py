@@ -223,6 +223,19 @@ def test_a_draft_that_loses_is_switched_off_and_says_so(folder, monkeypatch):
     assert not slow.loses
 
 
+def test_a_longer_draft_is_asked_for_where_its_passes_are_faster():
+    """On text that repeats, nine tokens took 1.9 times as long as five: with every draft taken whole, still slower."""
+    told = Drafting("x")
+    asked = lambda *sizes: told.asked(sizes)  # noqa: E731
+    assert (asked(), asked(1), asked(4, 1, 2), asked(8, 4)) == (0, 1, 4, 8)
+    told.timed += [Timed(9, 8, 1, False, 0.0, second) for second in (1.9, 1.9, 30.0)]
+    assert asked(1, 2, 4, 8) == 4  # which no pass has yet
+    told.timed.append(Timed(1, 4, 1, True, 0.0, 1.0))
+    assert (asked(1, 2, 4, 8), asked(1, 2), asked(1, 2, 4)) == (4, 2, 4)
+    told.timed += [Timed(1, 4, 1, True, 0.1, 1.0)] * 2
+    assert asked(1, 2, 4, 8) == 8
+
+
 def test_what_is_made_for_the_first_time_is_not_timed(folder):
     """A page said 1.99 times off: a draft that reads another number of tokens for the first time records that pass."""
     model = model_of(folder, "tiny-llama", mix="F32")

@@ -6,7 +6,7 @@ is taken with the chance min(1, p(x) / q(x)), and in its place comes one drawn f
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from kit.units import format_bytes, format_rate, format_seconds
 
 _TIE = 1e-5  # of the deviation of logits
 _SIZES = (1, 2, 4, 8)  # and the most that is asked for: for each of them a pass is recorded
+_LONG = 4  # tokens; longer drafts are asked for where they can gain more than those of so many
 _SAMPLE, _PLAIN, _AGAIN = 24, 3, 24  # tokens after which a draft is judged; passes without it that are timed, and how often
 
 
@@ -92,6 +93,17 @@ class Drafting:
         """Tokens per second without, in turn."""
         return 1 / statistics.median(self.plain) if self.plain else None
 
+    def asked(self, sizes: Iterable[int]) -> int:
+        """Of some numbers of tokens the one to draft: the largest, but from _LONG on that whose passes gain most where all is
+        taken. Each of these is tried until a pass is timed. 0 without any."""
+        sizes = sorted(sizes)
+        long = [size for size in sizes if size >= _LONG]
+        if len(long) < 2:
+            return max(sizes, default=0)
+        times = {size: [each.drafting + each.verifying for each in self.timed if each.drafted == size] for size in long}
+        unknown = [size for size in long if not times[size]]
+        return max(unknown) if unknown else max(long, key=lambda size: (size + 1) / statistics.median(times[size]))
+
     @property
     def loses(self) -> bool:
         """Whether enough tokens say that the model alone is faster."""
@@ -128,7 +140,7 @@ def passes(model, cache, prompt, sampler, drafter, most: int, end: Sequence[int]
     since = 0
     while True:
         room = min(most, max_tokens - done - 1, cache.context - cache.length - 1)
-        wanted = max((n for n in {*_SIZES, most} if n <= room), default=0)
+        wanted = told.asked(n for n in {*_SIZES, most} if n <= room)
         plainly = told.off or (told.passes and (len(told.plain) < _PLAIN or since >= _AGAIN))
         start = time.perf_counter()
         drafted, chances = ([], []) if plainly or not wanted else drafter.propose(sequence, wanted, sampler)
