@@ -18,13 +18,15 @@ from kit.lab.claims import table as claims
 from kit.lab.engines.table import PEER, ROUNDED
 from kit.lab.explaining import answer_table
 from kit.lab.explaining.answer_table import Row
+from kit.lab.explaining.quick import GUESS
 from kit.lab.findings import reported
 from kit.lab.measuring import machine
 from kit.system.paths import ROOT
 from kit.units import format_seconds
 
 IMAGES = ROOT / "docs" / "images"
-SHORT = 19  # lines of output on the front page
+SHORT = 20  # lines of output on the front page
+ANSWER = 4  # sections: the file, the bytes of a token, the table, what to change
 MIXTURE = {"mapped": "a token, mapped", "slots": "a token, slots past it, 2", "best": "a token, slots past it, S3FIFO"}
 
 
@@ -100,10 +102,11 @@ def sentences() -> dict[str, tuple[str, ...]]:
 
 
 def shortened(output: str, most: int) -> str:
-    """Whole sections, as many as fit in ``most`` lines; the first two, the file and the answer, in any case."""
-    sections = re.split(r"\n\n+", output.strip())
+    """Whole sections without the first guess, as many as fit in ``most`` lines; the answer to its end, what to change, in any
+    case: ANSWER sections."""
+    sections = re.split(r"\n\n+", re.sub(rf"^{GUESS}\b.*?\n\n", "\n", output.strip(), count=1, flags=re.DOTALL | re.MULTILINE))
     shown = max((n for n in range(1, len(sections) + 1) if len("\n\n".join(sections[:n]).splitlines()) <= most), default=0)
-    shown = max(shown, 2)
+    shown = max(shown, ANSWER)
     return "\n\n".join(sections[:shown]) + "\n\n..." * (shown < len(sections))
 
 

@@ -116,7 +116,7 @@ def _with(tables, *columns: str) -> list[dict[str, str]]:
 
 def _speeds(answer) -> dict[str, float]:
     """The first word of each row of the answer's table -> its tokens per second."""
-    return {row[""].partition("--")[0].split()[0]: float(row["tokens/s"].split()[0].replace(",", "")) for row in answer}
+    return {row[""].removeprefix("kit, ").split()[0]: float(row["tokens/s"].split()[0].replace(",", "")) for row in answer}
 
 
 def _two_answers(tables, answer):

@@ -113,9 +113,9 @@ def test_the_answer_as_data():
     ]  # an exact way, and the fastest
     assert [row["way"] for row in answer.of(rounded).data["reached"]] == ["dequantized", "fused-int16"]
     speed = pages.MapSpeed(10.0, 20.0, 0.5)
-    told = answer.of(study(map_speed=speed, map_found=speed._replace(gbps=5.0), minutes=SimpleNamespace(seconds={}))).data[
-        "limit"
-    ]
+    in_turn = SimpleNamespace(seconds={}, interval=(0.03, 0.05))
+    told = answer.of(study(map_speed=speed, map_found=speed._replace(gbps=5.0), minutes=in_turn)).data["limit"]
+    assert (limit["interval"], told["interval"]) == (None, (0.03, 0.05))
     assert (told["map_gbps"], told["map_of_memory"], told["found_map_gbps"], told["in_turn"]) == (10.0, 0.5, 5.0, True)
 
 
@@ -156,7 +156,10 @@ def test_a_share_has_the_interval_of_its_rounds(way, name, time, share):
     assert answer.share(study(), None, measured(0.05)) == pytest.approx((0.8, 0.8, 0.8))
 
 
-@pytest.mark.parametrize("seconds, command", [(1.0, "kit quants m.gguf"), (1.02, "kit explain http")])
+@pytest.mark.parametrize(
+    "seconds, command",
+    [(1.0, "kit quants m.gguf"), (1.02, "llama-server -m b.gguf -t "), (1.27, "llama-server"), (1.28, "kit explain http")],
+)
 def test_near_the_limit_only_fewer_bits_help_whom_llama_cpp_serves(monkeypatch, seconds, command):
     monkeypatch.setattr(answer, "ENGINES", {PEER: SimpleNamespace(missing=lambda: "")})
     found = answer.of(study(least_now=0.85, engines={PEER: measured(seconds)}))
@@ -210,8 +213,8 @@ def test_a_busy_machine_is_said_first_and_has_no_row_of_a_limit():
     ({}, "--linear fused-int8", ("1.11 times", "98.0%")), ({"losses": {}}, "--linear fused-int8", ("measured below",)),
     ({"losses": "too long"}, "--linear fused-int8", ("not measured",)),
     ({"measured": {}}, "--linear fused-int8", ("2.00 times",)),
-    ({"measured": {BLOCKS: measured(0.045), INT8: measured(0.05)}}, "", ("nothing",)),
-    ({"measured": {BLOCKS: measured(0.045), INT8: measured(0.044)}}, "", ("nothing",)),
+    ({"measured": {BLOCKS: measured(0.045), INT8: measured(0.05)}}, "", ("keep the default", "int8 is not measurably faster")),
+    ({"measured": {BLOCKS: measured(0.045), INT8: measured(0.044)}}, "", ("keep the default", "int8 is not measurably faster")),
     ({"predictions": [predicted(LAZY, 0.06), predicted(BLOCKS, 0.1)], "measured": {}}, "--cache none", ("8.45 GiB",)),
     ({"predictions": [predicted(BLOCKS, 0.06), predicted(KEPT, 0.01)]}, "--cache all", ()),
     ({"room": room(stays=lambda each: each.way == INT8)}, "--linear fused-int8", ("98.0%",)),
@@ -222,8 +225,8 @@ def test_the_one_change_is_told_with_its_command(more, command, parts):
     text, line = answer._change(answer.of(study(**more)))
     assert line.strip().startswith("kit generate m.gguf") and line.endswith(command or "'"), line
     assert all(part in text for part in parts), text
-    assert ("nothing" in text) is (parts in (("nothing",), ("8.45 GiB",)))
-    assert ("measured" in text or "98.0%" in text) is ("int8" in text), "what is exact loses nothing"
+    assert ("nothing" in text) is (parts == ("8.45 GiB",))
+    assert ("measured" in text or "98.0%" in text) is ("take int8" in text), "what is exact loses nothing"
     assert "times" not in text or "room" not in more, "as fast as what does not stay is not said"
 
 
@@ -270,7 +273,7 @@ def test_memory_for_the_whole_file_is_a_change_where_it_does_not_fit(monkeypatch
 
 
 @pytest.mark.parametrize("peer, exact, now, seconds", [
-    (0.041, 0.05, "llama.cpp", 0.041), (0.05, 0.041, "exact", 0.041), (0.05, 0.05, None, None),
+    (0.041, 0.05, "llama.cpp", 0.041), (0.05, 0.041, "kit, exact", 0.041), (0.05, 0.05, None, None),
     (0.04 / 0.85, 0.1, "llama.cpp", 0.04 / 0.85),
 ])  # fmt: skip
 def test_fewer_bits_are_a_change_of_what_is_near_the_limit(peer, exact, now, seconds):
@@ -299,8 +302,8 @@ def test_changes_that_gain_are_listed_by_their_gain(monkeypatch):
     )
     assert found[0].rate == "50 tok/s"
     told = opportunities.told(study(), [found[2], found[3]._replace(command="kit quants")]).splitlines()
-    assert told[1].startswith(" 3.00x measured ") and told[3].startswith(" 2.00x ") and told[5] == "    kit quants"
-    assert len(opportunities.told(study(), []).splitlines()) == len(told) - 5
+    assert told[1].startswith(" 3.00x measured ") and told[4].startswith(" 2.00x ") and told[7] == "    kit quants"
+    assert len(opportunities.told(study(), []).splitlines()) == len(told) - 7
     lines = opportunities.advice(study())
     assert len(lines) == 3 and "3.0 times" in lines[0]
     monkeypatch.setattr(opportunities, "gather", lambda study: [])

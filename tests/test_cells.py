@@ -286,7 +286,7 @@ CASES = {  # a notebook joins by its row
         until="explore",
         steady={
             "The order of weight accesses was recorded from a decode of 5 tokens.": "how it was measured, no outcome",
-            "| way | tokens/s | of the limit | same next token |": "heads of the table",
+            "| program | tokens/s | of the limit | same next token as exact |": "heads of the table",
             "| --- | ---: | ---: | ---: |": "its rule",
         },
     ),

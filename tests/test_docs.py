@@ -482,7 +482,8 @@ def test_what_is_not_published_is_installed_from_a_checkout():
 
 
 def test_what_explain_prints_is_recorded_and_shown_in_whole_sections(tmp_path, monkeypatch):
-    printed = "a file\n\nTHE ANSWER\nyes\n\n" + "A TABLE\n" + "row\n" * 30
+    """README ended at "..." where the change was, and showed a first guess above the limit of the table."""
+    printed = "a file\nFirst guess: 61.4\n(at 60 GB/s)\n\nbytes\n\nspeeds\n\nWith kit: change\n\n" + "A TABLE\n" + "row\n" * 30
     for pages in (_pages, _records):
         monkeypatch.setattr(pages, "REFERENCE", tmp_path)
     said = {"kit explain tiny": printed, "kit explain busy": "At most 3, while other processes used the cores\n"}
@@ -502,8 +503,8 @@ def test_what_explain_prints_is_recorded_and_shown_in_whole_sections(tmp_path, m
     with pytest.raises(ValueError, match="nothing was recorded: other processes used the machine"):
         _pages.record("busy")
     assert _pages.explained() == (f"kit {kit.__version__} on Some", "kit explain tiny", printed)
-    assert _pages.block(12).splitlines()[:7] == [
-        *"    $ kit explain tiny|    a file||    THE ANSWER|    yes||    ...".split("|")
+    assert _pages.block(1).splitlines()[:10] == [
+        *"    $ kit explain tiny|    a file||    bytes||    speeds||    With kit: change||    ...".split("|")
     ]
     assert _pages.block().count("    row\n") == 30
 

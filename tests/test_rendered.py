@@ -70,7 +70,9 @@ def test_no_first_guess_is_above_the_best_that_is_known(said, monkeypatch, capsy
 def test_a_share_is_what_who_divides_finds(said, monkeypatch):
     """Of the printed numbers of every row; also of ways and llama.cpp that ran in turn, in rounds that differ."""
     _, text, study = said
-    row = re.compile(r"^(?:limit of memory|exact|int16|int8)\b.*? ([\d.,]+)(?: ± [\d.,]+)? +(\d+%)", re.MULTILINE)
+    row = re.compile(
+        r"^(?:limit of memory|kit, exact|kit, int16|kit, int8)\b.*? ([\d.,]+)(?: ± [\d.,]+)? +(\d+%)", re.MULTILINE
+    )
     printed = row.findall(text)
     assert len(printed) >= 2 and wrong_shares(printed) == []
     generator, scale = np.random.default_rng(0), 1e6  # the fastest of this tiny model
@@ -103,7 +105,7 @@ def test_one_time_of_a_token_and_parts_that_sum_to_it(said):
     data, text, _ = said
     token = exact(data)["seconds"]
     assert sum(row["seconds"] for row in data["parts"]) == pytest.approx(token)
-    assert f"WHERE A TOKEN'S TIME GOES: {format_seconds(token)} ({format_rate(1 / token)} tok/s), exact" in text
+    assert f"WHERE A TOKEN'S TIME GOES: {format_seconds(token)} ({format_rate(1 / token)} tok/s), kit, exact" in text
     whole = sum(row["from blocks"] for row in data["families"] if row["from blocks"] == row["from blocks"])
     assert whole == pytest.approx(token), "the table of --all has the same parts"
     assert data["advice"][0]["measured"] == pytest.approx(token)
@@ -164,7 +166,7 @@ def test_opportunities_gain_and_come_by_their_gain(said, monkeypatch):
     assert [each.change for each in found] == ["Q3_K", "int8"], "what loses is no row"
     lines = opportunities.told(study, found).splitlines()
     assert (
-        lines[1].split() == ["1.40x", "predicted", "20.0", "ms,", "50", "tok/s", "Q3_K"] and lines[3] == "    kit quants m.gguf"
+        lines[1].split() == ["1.40x", "predicted", "20.0", "ms,", "50", "tok/s", "Q3_K"] and lines[4] == "    kit quants m.gguf"
     )
     assert max(map(len, lines)) <= 80
     study.busy.others = 2.0

@@ -219,7 +219,7 @@ def _explain(file, as_json, everything, **how):
     if not (as_json or how["whole"]):  # file, fit and limit, before anything is compiled; a limit is checked first
         from kit.lab.explaining import quick
 
-        begun, says = quick.first(file, how["whole"])
+        begun, says = quick.first(file, how["whole"], " The table below replaces it: it measures with this file.")
         click.echo("\n".join(map(paragraph, says)) + "\n")
     try:
         with ExitStack() as beside:  # what is not compiled yet, on all cores

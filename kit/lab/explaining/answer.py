@@ -19,9 +19,11 @@ from kit.lab.measuring.state import BUSY
 from kit.lab.predicting import losses, quality
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, Prediction, Way
 from kit.lab.prompts import PROMPT
+from kit.system.cores import cores
 from kit.system.paths import shown
 from kit.units import format_bytes, format_rate
 
+_MUCH = 2 / 3  # of the limit: what is below it has a cause to look for
 Time = Reading | Prediction  # of a way: measured, else predicted
 
 
@@ -137,8 +139,10 @@ def of(study: Study) -> Conclusion:
 
 def _limit(study: Study) -> dict:
     limits, speed, found, now, least = study.limits, study.map_speed, study.map_found, study.least_now, study.least
+    interval = study.minutes.interval if study.minutes and study.room.fits else None
     return {
-        "tokens_per_second": 1 / now, "seconds": now, "bytes": bytes_used(study.read), "read_gbps": study.now_gbps,
+        "tokens_per_second": 1 / now, "seconds": now, "interval": interval, "bytes": bytes_used(study.read),
+        "read_gbps": study.now_gbps,
         "in_turn": study.minutes is not None, "best_tokens_per_second": 1 / least, "best_gbps": study.read_gbps,
         "arithmetic_seconds": study.least_of_arithmetic,
         "now_gbps": limits.now, "known_of": limits.at, "others_cores": limits.others,
@@ -196,26 +200,26 @@ def concluded(found: Conclusion) -> list[str]:
 
 
 def _of_peer(found: Conclusion) -> list[str]:
-    """What llama.cpp's share of the limit says to who uses it, and the command that goes on."""
+    """What there is to change for who uses llama.cpp, by its share of the limit, and the command."""
     if reason := ENGINES[PEER].missing():
         return [f"llama.cpp is {reason}."]
     if found.peer is None:
         return []
     study, reached = found.study, share(found.study, None, found.peer).median
     if reached >= answer_table.NEAR:
-        return [
-            f"With llama.cpp or Ollama: it is at {reached:.0%} of what memory gives, so only fewer bits help, or "
-            "faster memory. What fewer bits cost:",
-            f"    kit quants {name_of(study)} --to Q4_0,Q3_K",
-        ]
-    text = f"it is at {reached:.0%} of what memory gives. Ask your server what takes the rest:"
-    return [f"With llama.cpp or Ollama: {text}", "    kit explain http://127.0.0.1:8080"]
+        text, next_ = "What they cost in quality:", f"kit quants {name_of(study)} --to Q4_0,Q3_K"
+    elif reached >= _MUCH:
+        text = "Nothing to change, if it has a thread for each core:"
+        next_ = f"llama-server -m {shlex.quote(shown(study.file.path))} -t {cores().useful}"
+    else:
+        text, next_ = "Ask your running server what takes the rest:", "kit explain http://127.0.0.1:8080"
+    return [f"With llama.cpp or Ollama: it is at {answer_table.left(reached)}. {text}", f"    {next_}"]
 
 
 def _bandwidth(limit: dict) -> str:
     """What memory gives in these minutes."""
     if limit["in_turn"]:
-        return f"the file's pages were read at {limit['read_gbps']:.1f} GB/s, in turn with the ways"
+        return f"its pages were read at {limit['read_gbps']:.1f} GB/s, measured in turn with the programs below"
     busy = f"; other processes use {limit['others_cores']:.1f} cores, so this probe is a busy one"
     return f"memory reads at {limit['read_gbps']:.1f} GB/s" + busy * (limit["others_cores"] > BUSY)
 
@@ -273,15 +277,16 @@ def _change(found: Conclusion) -> list[str]:
     best = found.best if found.gains else default
     if best.rounds and found.gains:
         none = "not measured" if isinstance(study.losses, str) else "measured below"
-        same = found.same(best.precision)
-        lost = none if same is None else f"the next token is float32's in {answer_table.percent(same)} of positions"
+        lost = answer_table.quality(found.same(best.precision)) or none
         times = f" {found.times:.2f} times as fast," if default else ""
         text = f"With kit: take {best.told},{times} if you accept their loss of quality ({lost})."
     elif best == default and best in BLOCK_WAYS:
-        text = "With kit: change nothing: exact, from the file's blocks, is as fast as any way here."
+        others = [answer_table.SHORT[way.precision] for way in BLOCK_WAYS[1:] if way in found.ways]
+        no_faster = f": {' and '.join(others)} {'are' if len(others) > 1 else 'is'} not measurably faster here"
+        text = f"With kit: keep the default (exact){no_faster * bool(others)}."
     elif best == default:
         needs = format_bytes(study.room.beside + sum(use.nbytes for use in study.uses))
-        text = f"With kit: change nothing within this memory; {needs} hold the whole file."
+        text = f"With kit: nothing to change within this memory; {needs} hold the whole file."
     else:
         text = f"With kit: take {best.told}."
     return [text, f"    {command(study, best)}"]

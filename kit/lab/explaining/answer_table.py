@@ -3,7 +3,6 @@
 A row is plain data (``Row``); what is printed, pasted and drawn comes from the same rows: ``text``, ``markdown``, ``picture``.
 """
 
-import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,7 +22,8 @@ class Row(NamedTuple):
     """One way to run the file. ``kind``: "limit", "kit", "peer" (llama.cpp, where nobody named an engine) or "yours".
 
     ``speed``, ``low``, ``high``: tokens per second and its 95 % interval, None where it is not known; ``of_limit``: share of
-    the limit of the same minutes; ``same``: how often its most probable next token is that of float32; ``option``: chooses it.
+    the limit of the same minutes; ``same``: how often its most probable next token is exact arithmetic's; ``option``: chooses
+    it in a command.
     """
 
     name: str
@@ -34,6 +34,11 @@ class Row(NamedTuple):
     of_limit: float | None = None
     same: float | None = None
     option: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name for readers: of kit's ways, which may stand beside llama.cpp, with the program's."""
+        return f"kit, {self.name}" if self.kind == "kit" else self.name
 
     @property
     def error(self) -> float | None:
@@ -47,8 +52,9 @@ class Row(NamedTuple):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The speed minus and plus its error: what is printed as ±, drawn as a line (``low``, ``high``: off-centre)."""
-        return self.speed - self.error, self.speed + self.error
+        """What is drawn of its interval: the speed less and plus the error that is printed; the speed where none is."""
+        error = self.error if self.is_certain else 0.0
+        return self.speed - error, self.speed + error
 
     @property
     def told(self) -> str:
@@ -63,7 +69,7 @@ SHORT = {row.precision: row.short for row in OURS.values()}  # precision of bloc
 def rows(answer: dict) -> list[Row]:
     """The rows of the ``data`` of a kit.lab.explaining.answer.Conclusion. What was only predicted has no row."""
     limit = answer["limit"]
-    table = [Row(LIMIT, "limit", limit["tokens_per_second"], of_limit=1.0)]
+    table = [_limit(limit["seconds"], limit.get("interval"))]
     for each in filter(None, [*answer["reached"], answer["peer"]]):
         if each["low"] is None:
             continue
@@ -85,7 +91,7 @@ def yours(data: dict, losses: dict[str, dict[str, float]] | None = None) -> list
     records = [record for record in data.get("engines") or [data] if record["decode"].get("seconds")]
     busy = any((test.get("others_cores") or test.get("others") or 0.0) > BUSY for test in (each["decode"] for each in records))
     bound = None if busy or not records else records[0].get("bound")
-    table = [Row(LIMIT, "limit", 1 / bound["seconds"], of_limit=1.0)] if bound else []
+    table = [_limit(bound["seconds"], bound.get("interval"))] if bound else []
     for record in records:
         decode, engine = record["decode"], record["engine"]
         name, kind, option = _named(engine)
@@ -94,6 +100,12 @@ def yours(data: dict, losses: dict[str, dict[str, float]] | None = None) -> list
         same = None if kind == "yours" else _same(name, losses or {})
         table.append(Row(name, kind, 1 / decode["seconds"], low, high, share, same, option))
     return table
+
+
+def _limit(seconds: float, interval: Sequence[float] | None) -> Row:
+    """The row of the limit, by the least seconds of a token and their 95 % interval; None: memory was read once."""
+    low, high = (1 / end for end in reversed(interval)) if interval else (None, None)
+    return Row(LIMIT, "limit", 1 / seconds, low, high, 1.0)
 
 
 def _same(name: str, losses: dict[str, dict[str, float]]) -> float | None:
@@ -111,10 +123,11 @@ def _named(engine: dict) -> tuple[str, str, str]:
         return label, "peer" if label == PROGRAM else "yours", ""
     option = label.removeprefix("kit").strip()
     row = next((row for row in OURS.values() if row.product.option.strip() == option), None)
-    return (row.short if row else label, "kit", option if row else "")
+    return (row.short if row else option, "kit", option if row else "")
 
 
-HEADS = ("tokens/s", "of the limit", "same next token")  # as float32
+HEADS = ("tokens/s", "of the limit", "same next token as exact")
+_NARROW = ("tokens/s", "of limit", "token as exact")
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
@@ -128,42 +141,38 @@ def percent(share: float) -> str:
     return "100%" if share == 1 else f"{min(share, 0.999):.1%}"
 
 
-def _lines(rows: Sequence[Row], head: str = "", option: str = "{}") -> list[tuple[str, ...]]:
-    """The cells of the table under their heads, ``head`` over the names; a column that nothing is known of is none."""
-    lines = [(head, *HEADS)]
+def quality(same: float | None) -> str:
+    """How often the next token is exact arithmetic's, in words; "" where it is not known."""
+    return "" if same is None else f"the same next token as exact in {percent(same)} of positions"
+
+
+def _lines(rows: Sequence[Row], heads: Sequence[str] = HEADS, first: str = "") -> list[tuple[str, ...]]:
+    """The cells of the table under their heads, ``first`` over the names; a column that nothing is known of is none."""
+    lines = [(first, *heads)]
     for row in rows:
         share = "" if row.of_limit is None else f"{row.of_limit:.0%}"
-        name = f"{row.name}  {option.format(row.option)}" if row.option else row.name
-        lines.append((name, row.told, share, "" if row.same is None else percent(row.same)))
+        lines.append((row.label, row.told, share, "" if row.same is None else percent(row.same)))
     known = [True, True, *(any(line[n] for line in lines[1:]) for n in (2, 3))]
     return [tuple(cell for cell, is_known in zip(line, known, strict=True) if is_known) for line in lines]
 
 
 def text(rows: Sequence[Row], width: int = 80) -> str:
-    """The table in lines of at most ``width`` columns: where it is narrow without options, then without quality."""
-    for trim in (lambda row: row, lambda row: row._replace(option=""), lambda row: row._replace(option="", same=None)):
-        lines = _lines([trim(row) for row in ordered(rows)])
+    """The table in lines of at most ``width`` columns: where it is narrow with short heads, then without quality."""
+    for heads, less in ((HEADS, {}), (_NARROW, {}), (_NARROW, {"same": None})):
+        lines = _lines([row._replace(**less) for row in ordered(rows)], heads)
         wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
         right = [[cell.rjust(n) for cell, n in zip(line, wide, strict=True)][1:] for line in lines]
         told = ["  ".join([line[0].ljust(wide[0]), *cells]).rstrip() for line, cells in zip(lines, right, strict=True)]
         if max(map(len, told)) <= width:
             break
-    return "\n".join([*told, *textwrap.wrap(note(rows), width)])
+    return "\n".join(told)
 
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table for an issue or a README."""
-    head, *lines = _lines(ordered(rows), "way", "`{}`")
+    head, *lines = _lines(ordered(rows), first="program")
     rule = ("---", *["---:"] * (len(head) - 1))
-    table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
-    return table + (f"\n\n{said}" if (said := note(rows)) else "")
-
-
-def note(rows: Sequence[Row]) -> str:
-    """Why an interval of the table passes the limit; "" where none does."""
-    limit = next((row.speed for row in rows if row.kind == "limit"), float("inf"))
-    passed = any(row.ends[1] > limit for row in rows if row.is_certain)
-    return "Memory's speed changed between the rounds, so a speed with its ± may pass the limit." if passed else ""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
 
 
 def apart(one: Row, other: Row) -> bool:
@@ -172,16 +181,19 @@ def apart(one: Row, other: Row) -> bool:
     return known and (one.low > other.high or other.low > one.high)
 
 
+def left(of_limit: float) -> str:
+    """What a share of the limit leaves to gain."""
+    if of_limit >= NEAR:
+        return f"{of_limit:.0%} of the limit: only fewer bits help"
+    return f"{of_limit:.0%} of the limit: at most {1 / of_limit:.2g} times is left"
+
+
 def verdict(rows: Sequence[Row]) -> str:
     """What the table says, in one line: its title."""
     engines = [row for row in ordered(rows) if row.kind in ("yours", "peer")]
     own = [row for row in rows if row.kind == "kit"]
     shown = engines[0] if engines else max(own, key=lambda row: row.speed, default=None)
-    if shown is None or shown.of_limit is None:
-        return ""
-    if shown.of_limit >= NEAR:
-        return f"{shown.name} is at {shown.of_limit:.0%} of what memory gives: only fewer bits help"
-    return f"{shown.name} is at {shown.of_limit:.0%} of what memory gives: at most {1 / shown.of_limit:.1f} times as fast"
+    return "" if shown is None or shown.of_limit is None else f"{shown.label} is at {left(shown.of_limit)}"
 
 
 def picture(rows: Sequence[Row], about: str):
@@ -201,18 +213,18 @@ def picture(rows: Sequence[Row], about: str):
         share = "" if row.of_limit is None else f" ({row.of_limit:.0%} of the limit)"
         inside = row.speed > 0.45 * max(each.speed for each in rows)
         ink = ("black" if color == figures.SKY else "white") if inside else "black"
-        end = row.ends[1] if row.is_certain else row.speed
-        axes.text(0 if inside else end, place - 0.04, f" {row.told.partition(' ')[0]} tokens/s{share}",
+        axes.text(0 if inside else row.ends[1], place - 0.04, f" {row.told.partition(' ')[0]} tokens/s{share}",
                   va="center", color=ink, fontsize=9.5)  # fmt: skip
-    axes.set_yticks(range(len(bars)), [f"kit, {row.name}" if row.kind == "kit" else row.name for row in bars])
+    axes.set_yticks(range(len(bars)), [row.label for row in bars])
     if limit:
+        axes.axvspan(*limit.ends, color=figures.VERMILION, alpha=0.15, linewidth=0)
         axes.axvline(limit.speed, color=figures.VERMILION, linewidth=1.8)
         axes.text(limit.speed, len(bars) - 0.45, f"{LIMIT}: {limit.told} ", color=figures.VERMILION, ha="right",
                   va="top", fontsize=9)  # fmt: skip
         axes.set_ylim(-0.6, len(bars) - 0.1)
     figures.rows(axes)
     axes.grid(visible=False)
-    axes.set_xlim(0, 1.12 * max([row.ends[1] if row.is_certain else row.speed for row in rows], default=1))
-    lines = "lines: 95% intervals; the limit varied, too" if note(rows) else "lines: 95% intervals"
-    axes.set(xlabel=f"tokens per second, {about}\n({lines})", title=verdict(rows))
+    axes.set_xlim(0, 1.12 * max([row.ends[1] for row in rows], default=1))
+    shade = " and the shade of the limit" * bool(limit and limit.is_certain)
+    axes.set(xlabel=f"tokens per second, {about}\n(short lines{shade}: ±)", title=verdict(rows))
     return figure

@@ -1,33 +1,27 @@
 """What kit explain adds for whoever runs llama.cpp and named no engine: its flags here, and prompts against arithmetic."""
 
-import shlex
-
 from kit.lab.engines import bounds_of
+from kit.lab.engines.table import OURS
 from kit.lab.explaining import together
 from kit.lab.explaining.answer import Conclusion
 from kit.lab.explaining.study import Study
 from kit.lab.measuring import measurements
 from kit.system.cores import cores
-from kit.system.paths import shown
 from kit.units import format_rate
 
 _LEAST = 5e7  # weights, below which a prompt takes no time
 
 
 def flags(found: Conclusion) -> str:
-    """The advice in llama.cpp's own flags, in sentences; "" for a file that has no path, or does not fit."""
+    """llama.cpp's threads and how to measure the user's own, in sentences; "" for a file that has no path, or does not fit."""
     study = found.study
     if study.file.path is None or study.cut or not study.room.fits:
         return ""
-    path, here = shlex.quote(shown(study.file.path)), cores()
-    speed = (
-        f" {format_rate(1 / other.seconds)} tokens per second are its build in the package xllamacpp."
-        if (other := found.peer)
-        else ""
-    )
+    here = cores()
+    build = "llama.cpp of the table is the build in the package xllamacpp. " * bool(found.peer)
     return (
-        f"With llama.cpp: `llama-server -m {path} -t {here.useful}`, because this process may run on {here.told}.{speed} "
-        "With `--engine` and the path of your llama-bench, kit explain measures your own build."
+        f"Threads for llama.cpp: `-t {here.useful}`, because this process may run on {here.told}. {build}`--engine` with the "
+        "path of your llama-bench measures your own. If your server is slower, `kit explain http://127.0.0.1:8080` says why."
     )
 
 
@@ -45,7 +39,8 @@ def prompt(study: Study) -> tuple[dict | None, str]:
     digest, engines, told = measurements.digest_of(study.file), {}, []
     for name, row in together.readings(study.store, digest, together.PROMPT).items():
         bound = least.get(together.kind_of(name), least["float32"])["seconds"]
-        told.append(f"{together.short(name)} {format_rate(1 / row.median)} ({bound / row.median:.0%} of its limit)")
+        who = together.short(name) if name not in OURS else f"kit {together.short(name)}"
+        told.append(f"{who} {format_rate(1 / row.median)} ({bound / row.median:.0%} of its limit)")
         engines[together.short(name)] = {"seconds": row.median, "samples": row.samples}
     text += f" Reached: {', '.join(told)}." * bool(told)
     return {"tokens": together.PROMPT, "bounds": least, "engines": engines}, text

@@ -70,7 +70,7 @@ def explain(
             fastest = min((each.seconds for each in series[0].values() if each.seconds), default=None)
             if fastest:  # no limit is below what an engine reached
                 roof.bandwidth = max(roof.bandwidth, work.token_bytes / fastest)
-        records = [_record(each, series, work, roof, kept, swept.get(each.label)) for each in runners]
+        records = [_record(each, series, work, roof, kept, swept.get(each.label), same) for each in runners]
         losses = _losses(file)
     first, *later = runners
     compared = [turns.ratio(first.label, each.label, rows) for each in later for rows in series]
@@ -147,11 +147,11 @@ def _sweep(text: str, path: Path, counts: Sequence[int], say) -> dict:
     return rows
 
 
-def _record(runner: Runner, series, work, roof, kept, swept) -> dict:
+def _record(runner: Runner, series, work, roof, kept, swept, same) -> dict:
     """One engine: ``engine``, ``decode``, ``prompt``, ``at_depth`` (None: not asked for), ``bound``, ``mbu`` (the share of the
     memory's bandwidth that a decode uses), ``prompt_bounds``, ``causes``."""
     decode, prompt, *deep = (rows[runner.label] for rows in series)
-    bound = roof.decode(work)
+    bound = roof.decode(work) | {"interval": same and same.interval}
     record = {
         "engine": runner.facts.to_json() | {"label": runner.label}, "decode": decode.to_json(), "prompt": prompt.to_json(),
         "at_depth": None, "bound": bound, "mbu": decode.seconds and bound["seconds"] / decode.seconds,

@@ -58,9 +58,7 @@ def _ways(study: Study) -> list[Opportunity]:
             continue
         costs = []
         if way.precision != "float32":
-            same = found_now.same(way.precision)
-            told = "is not measured" if same is None else f"is float32's in {answer_table.percent(same)} of positions"
-            costs.append(f"the next token {told}")
+            costs.append(answer_table.quality(found_now.same(way.precision)) or "a loss of quality that is not measured")
         if (more := study.room.needs(prediction) - study.room.needs(first[0])) > 0:
             costs.append(f"{format_bytes(more)} more memory")
         seconds = time.seconds if row.by == "measured" else first[0].seconds / row.faster
@@ -90,7 +88,7 @@ def _bits(study: Study) -> list[Opportunity]:
         return []
     way, nbytes, found, seconds = near[0], bytes_used(study.read), [], times[near[0]].seconds
     now = (way.label if way else PEER).partition(",")[0]
-    now = answer_table.SHORT.get(way.precision, way.label) if way and not way.holds else now
+    now = f"kit, {answer_table.SHORT.get(way.precision, way.label)}" if way and not way.holds else now
     for name in _FEWER:
         width = FORMATS[name].bits_per_weight / 8
         fewer = sum(bytes_used([use], min(width, use.nbytes / use.elements)) for use in study.read)
@@ -126,7 +124,7 @@ def told(study: Study, found: list[Opportunity]) -> str:
     lines = ["OPPORTUNITIES, the largest gain first"] if found else ["OPPORTUNITIES: none that was measured or predicted"]
     for each in found:
         lines.append(f"{each.times:5.2f}x {each.by:<9}  {format_seconds(each.seconds):>7}, {each.rate}  {each.change}")
-        lines.append(f"{_INDENT}of {each.now}; costs {each.cost}")
+        lines += [f"{_INDENT}compared with {each.now};", f"{_INDENT}costs {each.cost}"]
         lines += [f"    {each.command}"] * bool(each.command)
     passed = fine(study, found)
     return "\n".join([*lines, *([paragraph(f"Fine: {'; '.join(passed)}.")] if passed else [])])

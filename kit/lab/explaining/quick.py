@@ -9,6 +9,8 @@ from kit.lab.summary import summarize
 from kit.system import memory_available, memory_limit
 from kit.units import format_bytes, format_count, format_rate, printable
 
+GUESS = "First guess"  # begins the sentence with the limit, which no page repeats next to the measured one
+
 
 def explain(file, whole: int | None = None) -> tuple[dict, list[str]]:
     """(plain data, paragraphs) of an open file. ``whole``: bytes that the process may take; None: what is free. The data has
@@ -21,8 +23,8 @@ def explain(file, whole: int | None = None) -> tuple[dict, list[str]]:
     return data | {"says": says}, says
 
 
-def first(file, whole: int | None = None) -> tuple[dict, list[str]]:
-    """The same in a few sentences, which kit explain begins with."""
+def first(file, whole: int | None = None, then: str = "") -> tuple[dict, list[str]]:
+    """The same in a few sentences, which kit explain begins with. ``then``: what replaces the guess of the limit."""
     busy, memory = now()
     data, blocks, room, types = of_header(file, whole, memory)
     facts = data["file"]
@@ -35,10 +37,10 @@ def first(file, whole: int | None = None) -> tuple[dict, list[str]]:
     says.append(f"It {'fits' if fits else 'does not fit'}: {format_bytes(blocks)} of blocks, {format_bytes(room)} "
                 f"{'are free' if whole is None else 'are given'}.")  # fmt: skip
     if limit := data["limit"]:
-        of = "this second" if limit["of"] == "now" else f"the best minutes known, of {limit['of']}"
+        of = "a short probe of memory" if limit["of"] == "now" else f"memory in the best minutes known, of {limit['of']}"
         says.append(
-            f"First guess, by memory in {of}: {format_rate(limit['tokens_per_second'])} tokens per second at most "
-            f"({format_bytes(data['bytes_per_token'])} per token at {limit['bandwidth'] / 1e9:.1f} GB/s)."
+            f"{GUESS}: at most {format_rate(limit['tokens_per_second'])} tokens per second, from {of} "
+            f"({format_bytes(data['bytes_per_token'])} per token at {limit['bandwidth'] / 1e9:.1f} GB/s).{then}"
         )
     data |= {**busy.facts, "fits": fits}
     return data, [*([busy.line] if busy else []), *says]

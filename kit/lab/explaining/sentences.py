@@ -180,9 +180,7 @@ def sections(
     yield "", None, f"DOES IT FIT?\n{paragraph(fits(study))}"
     data = study.parts()
     token = data["seconds"].sum()
-    title = (
-        f"WHERE A TOKEN'S TIME GOES: {format_seconds(token)} ({format_rate(1 / token)} tok/s), exact, from the file's blocks"
-    )
+    title = f"WHERE A TOKEN'S TIME GOES: {format_seconds(token)} ({format_rate(1 / token)} tok/s), kit, exact"
     data = data.assign(share=None) if study.busy else data
     yield "parts", rows(data), "" if study.busy else table(title, data)
     data = study.depths()

@@ -63,6 +63,12 @@ class Minutes:
         even number of rounds that of speeds is another.)"""
         return float(np.median(self.nbytes / (self.gbps * 1e9)))
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of ``least``."""
+        low, high = interval_of(self.nbytes / (self.gbps * 1e9))
+        return min(low, self.least), max(high, self.least)
+
     def share(self, way: str) -> Share:
         """What a way reached of the limit: ``least`` over its median, with the interval of the ratios round by round."""
         ratios = self.nbytes / np.array(self.seconds[way]) / 1e9 / self.gbps
