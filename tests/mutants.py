@@ -205,6 +205,11 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
         "tests/test_cache_policies.py::test_min_evicts_the_farthest_and_only_for_what_is_needed_sooner",
         "tests/test_cache_policies.py::test_min_without_its_future",
     ],
+    "kit.cache.policies.partitioned": ["tests/test_gguf_by_hand.py"],
+    "kit.cache.policies.pinned": ["tests/test_gguf_by_hand.py"],
+    "kit.gguf.names": ["tests/test_gguf_by_hand.py"],
+    "kit.gguf.cut": ["tests/test_gguf_by_hand.py"],
+    "kit.gguf.uses": ["tests/test_gguf_by_hand.py"],
     "kit.cache.prefetch": ["tests/test_cache_store.py"],
     "kit.cache.store": ["tests/test_cache_store.py"],
     "kit.cache.traces": ["tests/test_cache_traces.py"],
@@ -213,6 +218,7 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
 
 
 ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives does what the line does
+    ("kit.gguf.uses", "return (2, 0, _ENDS[role])"): "numbers that keep the order",
     ("kit.quants.plain", "values = values + minimum"): "a sign is 1 or -1",
     ("kit.quants.plain", 'parts = [(block["qs"][:, :32], 5)'): "a byte has the five digits that there are powers for",
     ("kit.lab.predicting.sampling", "if len(info.shape) == 2 and info.elements"): "all rows of one that is as large",
