@@ -90,7 +90,8 @@ def test_how_a_notebook_ended_follows_from_its_events_and_its_process(tmp_path, 
         def __init__(self, job, folder, log, variables):
             asked.append((job, variables))
             log.write(b"last words\n")
-            (tmp_path / ".01.partial.ipynb").write_text("{")
+            if told:
+                (tmp_path / ".01.partial.ipynb").write_text("{")
             (tmp_path / f"{folder}/doing").write_text("measuring")
 
         __enter__, __exit__ = (lambda self: self), (lambda *_: None)

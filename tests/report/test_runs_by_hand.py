@@ -463,6 +463,15 @@ def test_results_follow_from_the_modules_that_their_code_reaches_and_from_no_oth
     assert of() != changed and sources.of_package() != whole, "the name of a module is code, too"
 
 
+def test_results_follow_from_the_data_of_the_kit_but_from_no_model_next_to_it(tmp_path, monkeypatch):
+    for name in ("claims.yaml", "models/m.csv", "some/trace.csv.gz", "readme.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    monkeypatch.setattr(sources.paths, "data_file", lambda name: tmp_path / name)
+    names = [each[0] for each in sources._surroundings.__wrapped__()[1:]]
+    assert names == [*sources.LIBRARIES, "claims.yaml", "trace.csv.gz"]
+
+
 def told_by(*texts):
     return [v4.new_output("display_data", {"text/html": text}) for text in texts]
 
