@@ -63,6 +63,7 @@ CASES = {  # what: (positions held, tokens of a pass, KV cache of both, goals a 
     "decode at 4096": (4095, 1, "float16", FAR, (SHORT, *REAL)),
     "decode at 4096, q8_0 cache": (4095, 1, "q8_0", FAR, (SHORT,)),
     "decode at 8192": (8191, 1, "float16", FAR, FULL),
+    "prefill of 128": (0, 128, "float16", PREFILL, REAL),
     "prefill of 512": (0, 512, "float16", PREFILL, (SHORT, *FULL)),
     "prefill of 4096": (0, 4096, "float16", PREFILL, FULL),
     "prefill of 512 of a hybrid": (0, 512, "float16", HYBRID_GOALS, (HYBRID,)),
