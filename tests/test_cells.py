@@ -156,7 +156,6 @@ CASES = {  # a notebook joins by its row
             "tiny-granite-Q4_K_M-2layers-seed0-r2.gguf: 20 tensors, generated weights of true shape; profile smoke: tiny "
             "geometry: all notebooks in about two minutes, under 2 GB.",
             "Tokens that are processed together share the bytes.",
-            "So a token takes at least T.",
             "- Read fewer bytes: at the limit, float32 weights take 6.4 times as long as the blocks.",
         ), "what the file and the machine are"),
     ),
