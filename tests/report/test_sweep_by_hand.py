@@ -246,7 +246,7 @@ def test_a_worker_has_one_place_for_a_notebook_and_all_threads(monkeypatch):
 
     with run.dask.config.set({"distributed.nanny.pre-spawn-environ": {"OF_NANNY": 1, "OF_USER": 1}}):
         asyncio.run(run.Prepare().setup(SimpleNamespace(set_resources=set_resources)))
-    assert given == {run.resource("m"): 1} and "OF_NANNY" not in os.environ and os.environ["OF_USER"] == "8"
+    assert given == {run.resource("m"): 1} and "OF_NANNY" not in os.environ and os.getenv("OF_USER") == "8"
 
 
 def test_a_cell_runs_as_kit_reproduce_would_and_the_machine_is_measured_once(monkeypatch):
