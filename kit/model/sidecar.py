@@ -126,5 +126,5 @@ class Sidecar(Drafter):
 
     def _embedded(self, token):
         """The token's row of the model's embedding, as the model reads it."""
-        rows = self._target.weights.rows("token_embd.weight", torch.tensor([token]))
+        rows = self._target.weights.rows("token_embd.weight", torch.tensor([token], dtype=torch.int64, device="cpu"))
         return rows[0].float() * self._target.config.embedding_scale
