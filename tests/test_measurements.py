@@ -315,3 +315,11 @@ def test_a_digest_of_tensors_that_the_kit_does_not_know_is_that_of_their_table()
     told = hashlib.sha256(repr(("a", "")).encode() + repr(("x", "Q9_Z", (2,))).encode())
     told.update(data[:4096].tobytes() + data[-4096:].tobytes())
     assert measurements.digest_of(file) == told.hexdigest()[:16]
+
+
+def test_many_disagreements_are_one_warning():
+    """The front page of a run whose memory changed its speed had 25 boxes."""
+    pairs = [(ONE, replace(ONE, way=str(n), samples=(n * ONE.median,))) for n in (2, 0.5, 5, 4)]
+    assert measurements.told(pairs[:3]) == [measurements.said(*pair) for pair in pairs[:3]]
+    (one,) = measurements.told(pairs)
+    assert one.startswith("4 measurements ") and one.endswith(measurements.said(*pairs[2]))

@@ -204,9 +204,8 @@ def picture(rows: Sequence[Row], about: str):
     limit = next((row for row in rows if row.kind == "limit"), None)
     bars = [row for row in ordered(rows) if row.kind != "limit"]
     figure, axes = figures.new(height=0.5 * len(bars) + 1.3)
-    fastest = {max((row for row in bars if row.kind == "kit"), key=lambda row: row.speed, default=None)}
     for place, row in enumerate(bars):
-        color = "#6b7580" if row.kind != "kit" else figures.BLUE if row in fastest else figures.SKY
+        color = figures.SKY if row.kind == "kit" else "#6b7580"
         axes.barh(place, row.speed, height=0.66, color=color)
         if row.is_certain:
             axes.plot(row.ends, [place + 0.25] * 2, color="#222222", linewidth=1.5)  # under the text

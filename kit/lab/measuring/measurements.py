@@ -17,7 +17,7 @@ Three other files of a run hold measured numbers, because they hold what is no r
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -41,6 +41,7 @@ READ = "reading memory that kit made, more than the caches hold"  # GB/s: the wa
 QUALITY = "quality, "  # nats from float32: the ways of kit.lab.predicting.quality begin so, and end with what was rounded
 _SAMPLE = 4096  # bytes of each end of a tensor that are part of a file's digest
 USE = "one use: "  # s: the ways of predicting.measured begin so; of two that are subtracted 0 may be left
+_EACH = 3  # warnings that are said one by one
 _RATES = ("s", "GB/s")  # units of which no value is 0
 
 
@@ -246,6 +247,14 @@ def said(earlier: Reading, later: Reading) -> str:
         f"two measurements of {later.way} disagree: {earlier.told} by {earlier.by} on {earlier.at[:10]}, {later.told} by "
         f"{later.by} on {later.at[:10]}; the machine was not the same, or one of them is wrong"
     )
+
+
+def told(pairs: Sequence[tuple[Reading, Reading]]) -> list[str]:
+    """Disagreements as warnings: one each, or where there are many one with their number and the largest."""
+    if len(pairs) <= _EACH:
+        return [said(*pair) for pair in pairs]
+    worst = max(pairs, key=lambda pair: max(pair[0].median / pair[1].median, pair[1].median / pair[0].median))
+    return [f"{len(pairs)} measurements differ from an earlier one of the same. Of these {said(*worst)}"]
 
 
 def _read(line: bytes) -> Reading:

@@ -84,7 +84,7 @@ def wrong(run: Run, rows: list[Record]) -> list[tuple[str, str, str]]:
     warnings = [(name, anchor, text) for name in run.planned for anchor, text in run.warnings_of(name)]
     warnings += [(one.notebook, "", one.beaten) for one in lead.leads(run, rows) if one.beaten]
     across = [*(text for text, _ in gates.across(rows)), *published.disagreements(run, rows)]
-    across += [measurements.said(*pair) for pair in measurements.disagreements(measurements.of_run(run.folder))]
+    across += measurements.told(measurements.disagreements(measurements.of_run(run.folder)))
     return warnings + [("", "", text) for text in across]
 
 
