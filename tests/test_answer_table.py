@@ -199,13 +199,13 @@ def test_a_picture_has_a_bar_its_interval_and_its_number():
     axes = answer_table.picture([*ROWS, slow, slower], "m").figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         "./x", "kit, int8", "llama.cpp", "kit, int16", "kit, exact", "kit, old"]  # fmt: skip
-    gray, blue, sky = "#6b7580", answer_table.figures.BLUE, answer_table.figures.SKY
+    gray, sky = "#6b7580", answer_table.figures.SKY
     assert [to_hex(bar.get_facecolor()) for bar in axes.patches][:6] == [
-        to_hex(each) for each in (gray, blue, gray, sky, sky, sky)
+        to_hex(each) for each in (gray, sky, gray, sky, sky, sky)
     ]
     *numbers, limit = axes.texts
     assert [text.get_position()[0] for text in numbers] == [3.0, 0, 0, 0, 0, 6.5]
-    assert [text.get_color() for text in numbers] == ["black", "white", "white", "black", "black", "black"]
+    assert [text.get_color() for text in numbers] == ["black", "black", "white", "black", "black", "black"]
     assert numbers[1].get_text() == " 30.7 tokens/s (91% of the limit)" and limit.get_text().strip() == "limit of memory: 33.6"
     spans = [end for line in axes.lines for end in line.get_xdata()]
     assert spans == pytest.approx([29.9, 31.5, 29.4, 31.4, 26.9, 29.5, 23.0, 25.6, 3.5, 6.5, 33.6, 33.6]), (

@@ -224,6 +224,6 @@ def picture(rows: Sequence[Row], about: str):
     figures.rows(axes)
     axes.grid(visible=False)
     axes.set_xlim(0, 1.12 * max([row.ends[1] for row in rows], default=1))
-    shade = " and the shade of the limit" * bool(limit and limit.is_certain)
-    axes.set(xlabel=f"tokens per second, {about}\n(short lines{shade}: ±)", title=verdict(rows))
+    shade = " and the shade" * bool(limit and limit.is_certain)
+    axes.set(xlabel=f"tokens per second, {about}\n(black lines{shade}: ±, a 95% interval)", title=verdict(rows))
     return figure

@@ -254,7 +254,7 @@ def told(pairs: Sequence[tuple[Reading, Reading]]) -> list[str]:
     if len(pairs) <= _EACH:
         return [said(*pair) for pair in pairs]
     worst = max(pairs, key=lambda pair: max(pair[0].median / pair[1].median, pair[1].median / pair[0].median))
-    return [f"{len(pairs)} measurements differ from an earlier one of the same. Of these {said(*worst)}"]
+    return [f"{len(pairs)} measurements differ from an earlier one of the same: the most, {said(*worst)}"]
 
 
 def _read(line: bytes) -> Reading:
