@@ -72,7 +72,7 @@ def format_quantity(value: float | None, unit: str = "", digits: int = 4) -> str
     if unit == "%" and 0 < value < _LEAST_SHARE:
         return f"below {_LEAST_SHARE}%"
     unit = _ONE.get(unit, unit) if value == 1 else unit
-    if digits < 4 and value != int(value) and not (unit == "%" and 99 < value < 100):
+    if digits < 4 and math.isfinite(value) and value != int(value) and not (unit == "%" and 99 < value < 100):
         value = float(f"{value:.{digits}g}")
     large = abs(value) >= 1000
     number = f"{value:,.0f}" if large and value < 1e9 else f"{value:.4g}" if not large else format_count(value)

@@ -1,5 +1,7 @@
 """Sizes, times and counts as people write them."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,3 +71,9 @@ def test_a_rate_has_no_exponent():
     """A small mixture ran at 4.14e+03 tokens per second."""
     told = [format_rate(value) for value in (0.5185, 9.999, 67.94, 99.96, 4144.2, 1234567)]
     assert told == ["0.518", "10", "67.9", "100", "4,140", "1,230,000"]
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_fewer_digits_of_no_finite_number_are_its_own_words(value):
+    """The front page of such a record was a traceback."""
+    assert format_quantity(value, "x", 3) == format_quantity(value, "x")

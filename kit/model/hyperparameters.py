@@ -122,9 +122,8 @@ class Facts:
                 "attention.causal", "true: the kit runs models that continue a text", "is false, as of an embedding model"
             )
         blocks = keys.count("block_count", most=MAX_LAYERS)
-        self.count = blocks - keys.count(
-            "nextn_predict_layers", 0, most=blocks - (heads < blocks)
-        )  # those predict further tokens
+        further = keys.count("nextn_predict_layers", 0, most=blocks - (heads < blocks))  # layers that predict further tokens
+        self.count = blocks - further
         model, self.count = self.count, self.count + heads
         self.numbers, self.whole = parts_of(file, self.count)
         least = 0 if family.alone or family.skipping else 1
