@@ -119,6 +119,21 @@ def test_a_head_drafts_for_several_answers_and_drawn_ones(folder):
     assert [*first.tokens, *more.tokens] == right.tokens
 
 
+def test_a_head_of_a_further_turn_reads_the_states_of_that_turn(folder):
+    model = kit.Transformer(kit.Weights(kit.open(with_head(folder, "glm4moe"))), linear="fused")
+    head, cache, own = Head(model), model.new_cache(64), Head(model)._model
+    cache.keep_states(model.config.hidden_size)
+    model.step(PROMPT[:6], cache)
+    head.follow(model, cache)
+    model.step(PROMPT[6:], cache)
+    alone = own.new_cache(64)
+    alone.kept = cache.kept[6:].clone()
+    right, text = [], [*PROMPT[6:], 30]
+    for _ in range(6):
+        right.append(int(own.step((text + right)[alone.length :], alone).argmax()))
+    assert head.propose(text, 6, Sampler())[0] == right
+
+
 @pytest.mark.parametrize("architecture", ["dflash", "eagle3", "gemma4-assistant"])
 def test_a_drafter_in_a_file_of_its_own_is_one_line(architecture, folder, tmp_path):
     def beside(metadata, tensors):

@@ -61,6 +61,18 @@ def test_logits_of_a_sidecar_are_those_of_float64(folder, name, recorded):
     assert bool(sidecar._model._plans) == recorded
 
 
+def test_a_further_turn_drafts_after_all_positions_of_the_cache(folder):
+    target, path = pair(folder, "gemma4")
+    model, drafts = kit.Transformer(kit.open(target), linear="fused"), []
+    for turns in ([PROMPT], [PROMPT[:6], PROMPT[6:]]):
+        sidecar, cache = Sidecar(model, kit.open(path), "fused"), model.new_cache(64)
+        for turn in turns:
+            sidecar.follow(model, cache)
+            model.step(turn, cache)
+        drafts.append(sidecar.propose([*turns[-1], 30], 4, Sampler())[0])
+    assert drafts[0] == drafts[1]
+
+
 @pytest.mark.parametrize("linear", ["fused", "fused-int16", "fused-int8"])
 @pytest.mark.parametrize("name", TARGETS)
 def test_greedy_answers_are_those_without_a_sidecar(folder, name, linear):

@@ -165,13 +165,15 @@ class Head(_Decoding):
     def __init__(self, model):
         super().__init__(HeadModel(Weights(model.file), linear="fused-int8", max_context=model.max_context))
         self.nbytes = round(bytes_used(head_uses(model.file)))
+        self._turn = None, 0  # what the model kept, and the positions of earlier turns
 
     def follow(self, model, cache):
         super().follow(model, cache)
         cache.keep_states(model.config.hidden_size)
-        if self._cache.kept is not cache.kept:
-            self._cache.truncate(0)
-            self._held, self._cache.kept = [], cache.kept
+        turn = cache.kept, cache.length
+        if turn[0] is not self._turn[0] or turn[1] != self._turn[1]:
+            self._cache.truncate(0)  # it reads the tokens of this turn, with the states that the model has of them
+            self._turn, self._held, self._cache.kept = turn, [], cache.kept[cache.length :]
 
 
 def check_pair(target, draft) -> None:

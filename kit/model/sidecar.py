@@ -106,11 +106,12 @@ class Sidecar(Drafter):
 
     def follow(self, model, cache):
         cache.keep_states(model.config.hidden_size)
+        self._before = cache.length  # positions of earlier turns, of which ``propose`` is given no tokens
         if self._held is not cache:
             self._held, self._cache, self._ready = cache, self._model.beside(cache), False
 
     def propose(self, tokens, count, sampler):
-        held, cache, drafted, chances = len(tokens) - 1, self._cache, [], []
+        held, cache, drafted, chances = self._before + len(tokens) - 1, self._cache, [], []
         if held + 1 > self._model.max_context:
             return [], []
         token, state = tokens[-1], self._held.kept[held]
