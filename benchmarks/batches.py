@@ -36,7 +36,7 @@ def run(only: str = "", samples: int = 5) -> pd.DataFrame:
             seconds = dict(zip(WAYS, np.array([[side.sample() for side in sides] for _ in range(samples)]).T, strict=True))
         for way, taken in seconds.items():
             ratios = seconds[PEER] / taken
-            low, high = measure.bootstrap_median(ratios)
+            low, high = measure.interval_of(ratios)
             row = {"what": f"batch of {tokens}, {way}", "ms": 1e3 * np.median(taken), "ratio": np.median(ratios)}
             row |= {"low": low, "high": high, "error": errors[way]}
             rows.append(row | ({"least": 1.0, "hoped": 1.0} if way.startswith("blocks") else {}))

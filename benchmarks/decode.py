@@ -134,7 +134,7 @@ def _case(model, case, samples, pages):
     best = min((name for name in sides if name not in goals), key=lambda name: np.median(seconds[name]), default=None)
     for side, environment in sides.items():
         ratios = seconds[PEER] / seconds[side] if PEER in sides else np.full(samples, np.nan)
-        low, high = measure.bootstrap_median(ratios)
+        low, high = measure.interval_of(ratios)
         least, hoped = goals.get(side, (None, None))
         yield {
             "what": f"{case}, {side}, {model}", "tok/s": tokens / np.median(seconds[side]),

@@ -81,7 +81,7 @@ def _parts(only, samples):
             seconds = pd.DataFrame([{way: found[place] for way, found in turn.items()} for turn in rounds])
             for way in SIDES:
                 ratios = seconds[decode.PEER] / seconds[way]
-                low, high = measure.bootstrap_median(ratios)
+                low, high = measure.interval_of(ratios)
                 row = {"what": f"{what}, {part}, {way}", "ms": 1e3 * seconds[way].median(), "ratio": ratios.median()}
                 yield row | {"low": low, "high": high} | ({"least": 1.0} if way != decode.PEER else {})
 

@@ -137,11 +137,6 @@ def test_an_edge_is_clear_beyond_what_runs_differ_by(monkeypatch, ratios, edges,
     assert measure.decided(ratios, edges) is right
 
 
-@pytest.mark.parametrize("values, interval", [([3.0], (3.0, 3.0)), ([1.0, 3.0], (1.0, 3.0)), ([5.0] * 3, (5.0, 5.0))])
-def test_an_interval_within_its_samples_is_no_wider_than_they_are(values, interval):
-    assert measure.interval_within(values) == pytest.approx(interval)
-
-
 @pytest.mark.parametrize("seconds, least, calls, took", [
     (0.1, 0.4, 4, 0.1), (0.1, 0.0, 1, 0.1), (1.0, 0.4, 1, 1.0), (0.0, 5e-9, 5, 0.0), (0.25, 0.6, 2, 0.25),
 ])  # fmt: skip

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kit.lab.engines.watch import Seen
-from kit.lab.measuring.measure import interval_within
+from kit.lab.measuring.measure import interval_of
 
 NAMES = ("memory", "disk", "threads", "quota", "busy", "depth", "load", "pages", "swap", "reprocess", "overhead", "unexplained")
 PROMPT = "prompt"  # of a request: the positions that it had to compute, no fault
@@ -114,9 +114,9 @@ def account(rows: Sequence[dict[str, float]], of: str = DECODE) -> list[Cause]:
         values = [row.get(name, 0.0) for row in rows]
         if not any(values) and name != "unexplained":
             continue
-        low, high = interval_within(values)
+        low, high = interval_of(values)
         mean = float(np.mean(values))
-        causes.append(Cause(name, mean, float(min(low, mean)), float(max(high, mean)), of=of))
+        causes.append(Cause(name, mean, max(0.0, min(low, mean)), max(high, mean), of=of))
     return causes
 
 

@@ -9,7 +9,7 @@ from kit.lab.explaining.causes import Cause
 from kit.lab.explaining.lines import paragraph, width
 from kit.lab.explaining.running import NEAR, Running
 from kit.lab.measuring.busy import NO_ADVICE, Busy
-from kit.lab.measuring.measure import interval_within
+from kit.lab.measuring.measure import interval_of
 from kit.system.paths import shown
 from kit.units import format_bytes, format_rate, format_seconds, printable
 
@@ -37,7 +37,7 @@ def decode_sections(running: Running) -> Iterator[tuple[str, object, str]]:
     windows = running.windows
     yield "engine", engine(running), ""
     seconds = [window.seconds for window in windows]
-    token, (low, high) = float(np.mean(seconds)), interval_within(seconds)
+    token, (low, high) = float(np.mean(seconds)), interval_of(seconds)
     least, got = running.least(NEAR), running.decodes
     received, asked = sum(each.answered for each in got), sum(each.asked for each in got)
     said = [each.report.predicted for each in got]
@@ -173,7 +173,7 @@ def _deep(running: Running) -> dict | None:
     if running.deep is None:
         return None
     seconds = [window.seconds for window in running.deep["windows"]]
-    token, (low, high) = float(np.mean(seconds)), interval_within(seconds)
+    token, (low, high) = float(np.mean(seconds)), interval_of(seconds)
     return {"positions": running.deep["positions"], "tokens_per_second": 1 / token, "seconds": token, "interval": [low, high]}
 
 

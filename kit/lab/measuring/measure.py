@@ -166,17 +166,3 @@ def interval_of(values) -> tuple[float, float]:
     half = _STUDENT_T[values.size] * scaled.std(ddof=1) / np.sqrt(values.size)
     low, high = scaled.mean() - half, scaled.mean() + half
     return (float(np.exp(low)), float(np.exp(high))) if positive else (float(low), float(high))
-
-
-def interval_within(values) -> tuple[float, float]:
-    """``interval_of``, within what was sampled; of one sample that."""
-    low, high = interval_of(values)
-    return max(low, min(values)), min(high, max(values))
-
-
-def bootstrap_median(values) -> tuple[float, float]:
-    """95 % interval of the median of ``values`` by resampling with replacement (fixed seed); benchmarks record it."""
-    values = np.asarray(values, dtype=float)
-    draws = np.random.default_rng(0).choice(values, (2000, values.size))
-    low, high = np.percentile(np.median(draws, axis=1), (2.5, 97.5))
-    return float(low), float(high)
