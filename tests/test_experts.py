@@ -231,7 +231,7 @@ def test_slots_of_a_split_mixture_read_the_file_that_each_matrix_lies_in(recorde
 def test_the_notebook_reads_the_largest_part_of_a_split_mixture(recorded, tmp_path):
     first, second = model_files.split(recorded[0], tmp_path, 2)
     source, asked = next(cell.source for cell in cells.read("10_experts").cells if cell.id == "verdicts-disk"), []
-    reads = SimpleNamespace(random_gbps=lambda path, readers, nbytes, **how: asked.append((path, nbytes)))
+    reads = SimpleNamespace(in_turns=lambda path, readers, nbytes, seconds: asked.append((path, nbytes)))
     mine = SimpleNamespace(expert_bytes=np.array([1 << 40]))
     exec(source.partition("lab.verdict")[0], {"path": first, "disk": reads, "mine": mine, "largest_part": largest_part})
     assert {*asked} == {(second, second.stat().st_size // 4)}

@@ -1,20 +1,25 @@
 """A page that is wrong looks wrong: what its records cannot say, what a notebook's gate found, and one limit a run."""
 
+import ast
 import json
+import threading
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 from invented import MACHINE
 from report.conftest import SESSION, Folder, known_machine, reproduce
 
 from kit.lab.claims import gates
 from kit.lab.claims.records import Record
-from kit.lab.measuring import disk, identity, kept, limits, machine
+from kit.lab.claims.session import Session
+from kit.lab.measuring import disk, identity, kept, limits, machine, measure
 from kit.lab.report import html, planning
 from kit.lab.report import run as runs
 from kit.lab.report.runner import Outcome
+from kit.system.paths import ROOT
 
 
 def warned(**given):
@@ -171,10 +176,64 @@ def test_what_is_measured_after_the_last_probe_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv(kept.DRAWS, str(tmp_path / "anew"))
     assert kept.take("a token", 1, lambda: 6) == 5 and kept.drawing() and not (tmp_path / "anew").exists()
     assert kept.take("another", 1, lambda: 7) == 7 and kept.take("unknown", object(), lambda: 8) == 8
-    assert (tmp_path / "anew").read_text() == "another\nunknown\n"
+    assert measure.time(lambda: 8, 1, of="eight").samples and measure.time(lambda: 9, 1).samples
+    assert (tmp_path / "anew").read_text().splitlines()[:3] == ["another", "unknown", "time of eight"]
+    assert "<lambda>" in (tmp_path / "anew").read_text().splitlines()[3], "what is timed outside of what is kept"
     machine.keep(tmp_path / "run", known := replace(MACHINE, id=machine.machine_id()))
     monkeypatch.setattr(machine, "of_run", lambda _: pytest.fail("probes again"))
     assert limits.of_run(tmp_path / "run", "07").machine == known
+
+
+def test_no_cell_of_a_notebook_times_what_is_not_kept():
+    """Drawn again, pages 00, 02, 03, 05, 06 and 10 timed, generated and read the disk anew for 70 of 134 seconds."""
+    clocks, named = ("repeat", "sampler", "random_gbps", "probe_state", "process_time", "perf_counter"), ("time", "rounds")
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for cell in (each for each in nbformat.read(path, as_version=4).cells if each.cell_type == "code"):
+            for call in (each for each in ast.walk(ast.parse(cell.source)) if isinstance(each, ast.Call)):
+                name = ast.unparse(call.func)
+                if name in [f"measure.{each}" for each in (*named, "alternately")]:
+                    assert "of" in [each.arg for each in call.keywords], f"{path.stem}, {cell.id}: {name} without a name"
+                if name.rpartition(".")[2] in clocks:
+                    assert "kept." in cell.source or "once(" in cell.source, f"{path.stem}, {cell.id}: {name}"
+
+
+def test_pages_are_drawn_again_at_once_and_end_together(tmp_path, monkeypatch):
+    """One after the other ten took 134 seconds, on one of two cores; what measures has its own seconds still."""
+    run = runs.start(tmp_path / "run", runs.Request())
+    machine.keep(run.folder, MACHINE)
+    jobs = [SimpleNamespace(name=name, source=None, parameters={}, digest="d") for name in ("01_a", "02_b", "03_c")]
+    monkeypatch.setattr(planning, "execute", lambda *_: Outcome("ok", "", 1, 60.0, [0]))
+    planning.perform(run, jobs, taken=tmp_path)
+    both = threading.Barrier(2, timeout=30)
+    monkeypatch.setattr(planning, "execute", lambda *_: both.wait() < 0 or Outcome("ok", "", 1, 5.0, [0]))
+    planning.perform(run, jobs[:2], taken=tmp_path, draws=tmp_path / "anew", at_once=2)
+    assert {row.seconds for row in runs.load(run.folder).notebooks.values()} == {60.0}
+
+    def interrupted(source, output, *given):
+        both.wait()
+        if output.stem == "02_b":
+            assert given[-1].wait(30), "Ctrl-C reaches the main thread alone"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "execute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        planning.perform(run, jobs, taken=tmp_path, draws=tmp_path / "anew", at_once=2)
+    assert {*runs.load(run.folder).notebooks} == {"03_c"}, "it had not begun; the others run with --resume"
+
+
+def test_what_another_page_measured_is_the_same_where_both_are_drawn_again(tmp_path, monkeypatch):
+    monkeypatch.setenv(kept.FOLDER, str(tmp_path))
+    monkeypatch.setattr(kept, "_calls", Counter())
+    machine.keep(tmp_path / "run", replace(MACHINE, id=machine.machine_id()))
+    first, second = (Session(name, profile="smoke", out=tmp_path / "run") for name in ("01_a", "07_b"))
+    assert first.once("disk", "GB/s", lambda: [1.0]) == second.once("disk", "GB/s", lambda: [2.0]) == [1.0]
+    monkeypatch.setattr(kept, "_calls", Counter())
+    (tmp_path / "run" / "01_a.jsonl").write_text("")  # the other one is being drawn
+    monkeypatch.setenv(kept.DRAWS, str(tmp_path / "anew"))
+    again = [Session(name, profile="smoke", out=tmp_path / "run") for name in ("01_a", "07_b")]
+    (tmp_path / "run" / "01_a.jsonl").write_text("")
+    assert [each.once("disk", "GB/s", lambda: [3.0]) for each in again] == [[1.0], [1.0]]
+    assert not (tmp_path / "anew").exists()
 
 
 def test_a_page_that_measures_anew_is_a_warning(tmp_path):

@@ -280,7 +280,7 @@ def test_what_a_notebook_ends_with_is_kept_with_the_limits_that_it_began_by(tmp_
     if measured:
         machine.keep(run.folder, MACHINE)
 
-    def execute(source, target, parameters, timeout, cell, on_second, kept, draws):
+    def execute(source, target, parameters, timeout, cell, on_second, kept, draws, stop):
         given.append((target, kept, (run.folder / "07_b.html").exists(), "07_b" in run.notebooks))
         machine.keep(run.folder, replace(MACHINE, read_gbps=30.0))
         cell(1)

@@ -164,7 +164,11 @@ class Session:
         return self.judge(claim, **given | {"quantity": given["quantity"].format(**self.parameters), "samples": samples})
 
     def earlier(self, quantity: str, unit: str) -> records.Record | None:
-        """The first record of a quantity in this run, of this model, whichever notebook measured it."""
+        """The first record of a quantity in this run, of this model, whichever notebook measured it. A page that is drawn again
+        finds the same: the other one may be drawn at that moment."""
+        return kept.take("earlier", (quantity, unit), lambda: self._earlier(quantity, unit))
+
+    def _earlier(self, quantity: str, unit: str) -> records.Record | None:
         for row in records.of_run(self.out):
             given = {name: row.parameters.get(name) for name in ("profile", "model", "seed")}
             if (row.quantity, row.unit) == (quantity, unit) and given.items() <= self.parameters.items() and row.samples:
@@ -173,8 +177,11 @@ class Session:
 
     def once(self, quantity: str, unit: str, measure: Callable[[], Sequence[float]]) -> list[float]:
         """Samples of a quantity that several notebooks show: the first of a run measures it, the others read its record."""
-        row = self.earlier(quantity, unit) or self.record(quantity=quantity, unit=unit, samples=list(measure()))
+        row = self.earlier(quantity, unit) or self.record(quantity=quantity, unit=unit, samples=self._taken(quantity, measure))
         return row.samples
+
+    def _taken(self, quantity: str, measure: Callable[[], Sequence[float]]) -> list[float]:
+        return kept.take("samples", quantity, lambda: list(measure()))
 
     def disk(self, path: Path) -> disk.Disk:
         """The disk under the run's model, past the page cache: measured by the first notebook that asks (measuring.disk)."""

@@ -115,7 +115,8 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
             if outdated := run.again:
                 names = ", ".join(sorted(outdated))
                 click.echo(f"a later probe found faster memory: its limit, with the same measurements, for {names}", err=True)
-                perform([job for job in jobs if job.name in outdated], taken=kept / "taken", draws=kept / "anew")
+                again = [job for job in jobs if job.name in outdated]
+                perform(again, taken=kept / "taken", draws=kept / "anew", at_once=runner.at_once(outdated))
                 reading = [job for job in jobs if job.name.startswith(planning.READ_ALL)]
             if reading:
                 perform(reading, draws=kept / "of all")
@@ -146,7 +147,7 @@ def _draw(run):
     index.write(run)
 
 
-def _perform(run, jobs, timeout, progress, lines, early, taken=None, draws=None):
+def _perform(run, jobs, timeout, progress, lines, early, taken=None, draws=None, at_once=1):
     from textwrap import shorten
 
     from tqdm import tqdm
@@ -170,7 +171,7 @@ def _perform(run, jobs, timeout, progress, lines, early, taken=None, draws=None)
             if lines and where != before:
                 say(where)
             if progress:
-                bar.n = sum(costs[:number]) + costs[number] * (cell - 1) / job.cells
+                bar.n = max(bar.n, sum(costs[:number]) + costs[number] * (cell - 1) / job.cells)
             bar.set_description(where)
 
         def on_second(doing):
@@ -193,7 +194,7 @@ def _perform(run, jobs, timeout, progress, lines, early, taken=None, draws=None)
                 make(jobs[1:])
 
         make(jobs[:1])
-        planning.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None, taken, draws)
+        planning.perform(run, jobs, timeout, on_cell, on_end, on_second if progress else None, taken, draws, at_once)
         bar.update(bar.total - bar.n)
 
 

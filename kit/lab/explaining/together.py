@@ -6,7 +6,7 @@ from kit.lab.engines import bounds_of
 from kit.lab.engines.processes import Process
 from kit.lab.engines.table import COMPARED, OURS, PROGRAM
 from kit.lab.explaining import roofline
-from kit.lab.measuring import arithmetic, measurements, state
+from kit.lab.measuring import arithmetic, kept, measurements, state
 from kit.lab.measuring.measurements import Reading, Readings
 
 FEW, PROMPT = 4, 512  # tokens: of a draft that is verified, of a prompt
@@ -63,7 +63,7 @@ def rates(store: Readings, by: str, again: bool = False, measure: bool = True) -
     now, in some seconds; what is not known without ``measure`` is missing."""
     known = {kind: store.best(f"{_RATE}{kind}", "op/s") for kind in arithmetic.KINDS}
     if measure and (again or None in known.values()):
-        taken, others, disturbed = state.watched(arithmetic.probe)
+        taken, others, disturbed = kept.take("arithmetic", None, lambda: state.watched(arithmetic.probe))
         for kind, rate in taken.items():
             reading = Reading(f"{_RATE}{kind}", "", tuple(rate.samples), "op/s", others=others * disturbed, by=by)
             row = measurements.note(store, reading)

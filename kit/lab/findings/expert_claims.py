@@ -9,6 +9,7 @@ import kit
 from kit.cache.replay import replay_hits
 from kit.cache.stats import Stats
 from kit.lab import tables
+from kit.lab.measuring.kept import once_a_run
 from kit.lab.predicting import routing
 from kit.lab.predicting.routes import Routes, of_spans
 from kit.model.generate import Generation
@@ -30,6 +31,7 @@ class LiveText(NamedTuple):
     hits: object
 
 
+@once_a_run
 def answered(path, prompt, tokens: int, share: float = 0.25, policies=("LRU", *ONLINE)) -> LiveText:
     """Let a mixture answer with its own router; slots hold ``share`` of its experts, and at least those of one token."""
     with kit.open(path, pages="small") as file:

@@ -4,12 +4,13 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from kit.lab.engines import meter
+from kit.lab.measuring import kept
 from kit.units import from_json
 
 Route = Callable[["Server", int], object]  # the server, asked tokens -> what is sent as JSON; None: an empty body
@@ -75,6 +76,18 @@ class Exchange(meter.Received):
 
     path: str = ""
     produced: int = 0
+
+
+def answers(routes: Mapping[str, Route], asked: Iterable[tuple[str, int]], generate: Callable) -> list[Exchange]:
+    """What a server with these routes answers to each (path, tokens), one after the other, after a token that fills a cache;
+    once a run (kit.lab.measuring.kept)."""
+
+    def taken():
+        with serving(routes) as server:
+            generate(1)
+            return [ask(server, *each) for each in asked]
+
+    return kept.take("answers", ([*routes], asked := list(asked)), taken)
 
 
 def ask(server: Server, path: str, asked: int) -> Exchange:

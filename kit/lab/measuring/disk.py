@@ -3,6 +3,7 @@
 import mmap
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from kit.model.readers import random_gbps
 from kit.system import STEP, open_past
 from kit.units import format_bytes
 
-__all__ = ["Disk", "random_gbps", "read_gbps", "speed"]
+__all__ = ["Disk", "in_turns", "random_gbps", "read_gbps", "speed"]
 MOST, PASSES = 512 << 20, 3
 
 
@@ -30,6 +31,12 @@ class Disk:
 def read_gbps(path: Path) -> float | None:
     """GB/s of reading a file from its disk; None where that cannot be told from reading memory."""
     return speed(path).gbps
+
+
+@once_a_run
+def in_turns(path: Path, readers: Iterable[int], nbytes: int, seconds: float, turns: int = 5) -> dict[int, list[float]]:
+    """Number of readers -> GB/s of ``random_gbps`` with so many, ``turns`` times."""
+    return {n: [random_gbps(path, n, nbytes, seconds=seconds, seed=turn) for turn in range(turns)] for n in readers}
 
 
 @once_a_run

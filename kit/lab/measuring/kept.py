@@ -33,12 +33,11 @@ def drawing() -> bool:
     return bool(os.environ.get(DRAWS))
 
 
-def _anew(name: str, measure: Callable[[], object]):
-    """``measure()``, noted where only drawing is left."""
-    if drawing():
+def unkept(name: str) -> None:
+    """Note what is measured where only drawing is left, outside of what is kept."""
+    if drawing() and not _inside:
         with open(os.environ[DRAWS], "a", encoding="utf-8") as notes:
             notes.write(name + "\n")
-    return measure()
 
 
 class Unknown(TypeError):
@@ -72,15 +71,17 @@ def take(name: str, arguments: object, measure: Callable[[], object]):
     try:
         key = hashlib.sha256(repr((name, told(arguments))).encode()).hexdigest()[:32]
     except Unknown:
-        return _anew(name, measure)
+        unkept(name)
+        return measure()
     _calls[key] += 1
     kept = Path(folder, f"{key}-{_calls[key]}.pickle")
     if kept.exists():
         with suppress(EOFError, pickle.UnpicklingError):  # a process that was killed while it wrote
             return pickle.loads(kept.read_bytes())  # of this run, by this user: the folder is private
+    unkept(name)
     _inside = True
     try:
-        value = _anew(name, measure)
+        value = measure()
     finally:
         _inside = False
     with suppress(pickle.PicklingError, AttributeError, TypeError):

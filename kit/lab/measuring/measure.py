@@ -36,11 +36,16 @@ class Measurement:
 
 @doing("measuring")
 def time(
-    function: Callable[[], object], samples: int = 7, min_sample: float = 0.01, clock: Clock = timer_with_sync
+    function: Callable[[], object], samples: int = 7, min_sample: float = 0.01, clock: Clock = timer_with_sync, of: str = ""
 ) -> Measurement:
-    """Time ``function()``: one warm-up call, then ``samples`` samples of at least ``min_sample`` seconds each."""
-    sample, first = sampler(function, min_sample, clock)
-    return Measurement(tuple(sample() for _ in range(samples)), first)
+    """Time ``function()``: one warm-up call, then ``samples`` samples of at least ``min_sample`` seconds each. ``of`` as of
+    ``rounds``."""
+
+    def measured():
+        sample, first = sampler(function, min_sample, clock)
+        return Measurement(tuple(sample() for _ in range(samples)), first)
+
+    return kept.take(f"time of {of}", (samples, min_sample), measured) if of else measured()
 
 
 def sampler(
@@ -48,6 +53,7 @@ def sampler(
 ) -> tuple[Callable[[], float], float]:
     """(sample, first): a function that takes one sample of at least ``min_sample`` seconds and returns the seconds of a
     call, and the seconds of the warm-up call."""
+    kept.unkept(f"a time of {getattr(function, '__qualname__', function)}")
     timer = timeit.Timer(function, timer=clock)  # it also disables the garbage collector
     first = timer.timeit(1)
     number = max(1, round(min_sample / max(timer.timeit(1), 1e-9))) if min_sample else 1
@@ -133,6 +139,19 @@ def _of_one_state(taken: list[tuple[State | None, dict[str, float]]], ways: Sequ
     state, members = max(groups, key=lambda group: len(group[1]), default=(None, [seconds for _, seconds in taken]))
     seconds = {way: tuple(row[way] for row in members) for way in ways}
     return Rounds(seconds, state=state, left_out=len(taken) - len(members))
+
+
+def alternately(
+    ways: Mapping[str, Callable[[], object]], least: int = 10, budget: float = 10.0, of: str = "", min_sample: float = 0.0,
+    sampled_by: Clock = timer_with_sync,
+) -> Rounds:  # fmt: skip
+    """``rounds`` of functions that are timed, each after its warm-up, which a page that is rendered again does without, too."""
+
+    def measured():
+        samples = {way: sampler(function, min_sample, sampled_by)[0] for way, function in ways.items()}
+        return rounds(samples, least, budget)
+
+    return kept.take(f"rounds of {of}", (tuple(ways), least, budget), measured)
 
 
 def compare(

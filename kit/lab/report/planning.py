@@ -2,7 +2,9 @@
 
 import re
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -144,36 +146,74 @@ def perform(
     on_second: Callable[[str], None] | None = None,
     taken: Path | None = None,
     draws: Path | None = None,
+    at_once: int = 1,
 ) -> None:
     """Run the jobs one after another. A notebook that fails becomes a failed row and a failed record; the rest goes on.
     ``taken``: a folder for what they measure; a job that was performed with it before takes it from there. ``draws``: after
-    the last probe of the run, a file for the names of what such a job measures all the same.
+    the last probe of the run, a file for the names of what such a job measures all the same; then ``at_once`` jobs may run at
+    a time.
 
     ReportError when another process runs notebooks in the folder.
     """
-    with sole_writer(run.folder):
-        run.plan(jobs)
-        for job in jobs:
+    changes, stop = threading.RLock(), threading.Event() if at_once > 1 else None
+
+    def one(job):
+        target, kept = run.folder / f"{job.name}.ipynb", taken and taken / job.name
+        with changes:
             for kind in ("jsonl", "ipynb", "html", "png"):
                 (run.folder / f"{job.name}.{kind}").unlink(missing_ok=True)
-            run.notebooks.pop(job.name, None)
+            before = run.notebooks.pop(job.name, None)
             run.save()
-            target = run.folder / f"{job.name}.ipynb"
-            kept, rests_on = taken and taken / job.name, dict(run.limits)
+            rests_on = dict(run.limits)
 
-            def cell(number, job=job, rests_on=rests_on):
-                rests_on.update({} if rests_on else run.limits)  # the first page measures them
-                on_cell(job, number)
+        def cell(number):
+            rests_on.update({} if rests_on else run.limits)  # the first page measures them
+            on_cell(job, number)
 
-            outcome = execute(job.source, target, job.parameters, timeout, cell, on_second, kept, draws)
-            then = {"finished": now(), "digest": job.digest} | (rests_on or run.limits)
-            run.notebooks[job.name] = NotebookOutcome(**asdict(outcome), **then)
-            if outcome.status != "ok":
-                failure = records.Record(
-                    run_id=run.folder.name, notebook=job.name, quantity="notebook", unit="", status="failed",
-                    reason=f"cell {outcome.cell}: {outcome.reason}", parameters=job.parameters,
-                    machine_id=run.machine_id, commit=machine.git_commit(), kit_version=run.kit_version,
-                )  # fmt: skip
-                records.append(target.with_suffix(".jsonl"), failure)
-            run.save()
+        outcome = execute(job.source, target, job.parameters, timeout, cell, on_second, kept, draws, stop)
+        with changes:
+            _ended(run, job, outcome, rests_on or run.limits, before if taken and draws else None)
             on_end(job, outcome)
+
+    with sole_writer(run.folder):
+        run.plan(jobs)
+        if stop:
+            _at_once(one, jobs, at_once, stop)
+        else:
+            for job in jobs:
+                one(job)
+
+
+def _at_once(one: Callable[[Job], None], jobs: list[Job], count: int, stop: threading.Event) -> None:
+    """``one`` of each job, ``count`` at a time. Where one raises, or Ctrl-C is pressed, ``stop`` ends them, and none begins."""
+
+    def until_stopped(job):
+        try:
+            if not stop.is_set():
+                one(job)
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            for done in [pool.submit(until_stopped, job) for job in jobs]:
+                done.result()
+        except BaseException:
+            stop.set()
+            raise
+
+
+def _ended(run: Run, job: Job, outcome: Outcome, limits: dict, measured: NotebookOutcome | None) -> None:
+    """Note how a job ended. ``measured``: how it had when it measured what it now shows again, whose seconds are its own."""
+    seconds = measured.seconds if measured else outcome.seconds
+    then = {"finished": now(), "digest": job.digest, "seconds": seconds} | limits
+    run.notebooks[job.name] = NotebookOutcome(**asdict(outcome) | then)
+    if outcome.status != "ok":
+        failure = records.Record(
+            run_id=run.folder.name, notebook=job.name, quantity="notebook", unit="", status="failed",
+            reason=f"cell {outcome.cell}: {outcome.reason}", parameters=job.parameters,
+            machine_id=run.machine_id, commit=machine.git_commit(), kit_version=run.kit_version,
+        )  # fmt: skip
+        records.append(run.folder / f"{job.name}.jsonl", failure)
+    run.save()

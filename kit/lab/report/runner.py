@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -19,7 +20,7 @@ import kit
 from kit.errors import ReportError
 from kit.lab import interrupts
 from kit.lab.measuring.kept import DRAWS, FOLDER
-from kit.system import memory_available, note, python
+from kit.system import memory_available, note, python, usable_cores
 from kit.units import format_bytes
 
 # Bytes that a notebook takes at least besides the command: papermill, the kernel with a model, a process that measures.
@@ -35,6 +36,12 @@ def check_memory(names: Iterable[str]) -> None:
             f"{format_bytes(free)} of memory are free, and {name} takes {format_bytes(least)} at least: close other programs, "
             "raise the limit (a container's or a job's), or name other notebooks (--only)"
         )
+
+
+def at_once(names: Iterable[str]) -> int:
+    """How many of these notebooks may run at a time where nothing is measured: one a core, as far as memory goes."""
+    least = max((LEAST.get(name, _OTHERS) for name in names), default=_OTHERS)
+    return max(1, min(usable_cores(), memory_available() // least))
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ def execute(
     on_second: Callable[[str], None] | None = None,
     taken: Path | None = None,
     draws: Path | None = None,
+    stop: threading.Event | None = None,
 ) -> Outcome:
     """Run ``source`` with papermill in the folder of ``output``, which appears only when the run is over.
 
@@ -67,7 +75,8 @@ def execute(
     processes that it started are killed when it ends, after ``timeout`` seconds, and on any exception here (Ctrl-C).
     ``on_second`` is told once a second what the notebook is doing: "compiling", "measuring", or nothing known. What it
     measures is kept in the folder ``taken``, from where the same notebook run again takes it (kit.lab.measuring.kept).
-    ``draws``: after the last probe of the run, a file for the names of what it measures all the same.
+    ``draws``: after the last probe of the run, a file for the names of what it measures all the same. ``stop``: set, it ends
+    this as Ctrl-C does, which reaches the main thread alone.
     """
     output = output.absolute()  # the child works in that folder
     partial, log = output.with_name(f".{output.stem}.partial.ipynb"), output.with_suffix(".log")
@@ -84,9 +93,11 @@ def execute(
             open(log, "wb") as log_file,
             _Child(job, ipython_folder, log_file, {FOLDER: str(taken or ""), DRAWS: str(draws or "")}) as child,
         ):
-            for event in child.events(None if timeout is None else started + timeout, 1.0 if on_second else None):
+            for event in child.events(None if timeout is None else started + timeout, 1.0 if on_second or stop else None):
                 interrupts.check()
-                if not event:
+                if stop and stop.is_set():
+                    raise KeyboardInterrupt
+                if not event and on_second:
                     on_second(note.read(Path(ipython_folder, "doing")))
                 if "cell" in event:
                     records_before.append(event["records"])
