@@ -21,7 +21,7 @@ from kit.gguf.keys import ROOTED, SIGMOID, SOFTMAX, SPARSEMIXER
 from kit.lab.synthetic.geometry import GEOMETRIES
 from kit.lab.synthetic.write import synthesize
 from kit.model import plan
-from kit.model.cpu_ops import best_experts
+from kit.model.best_experts import best_experts
 from kit.model.kvcache import KV_TYPES
 from kit.model.layers.mixture import Routing
 

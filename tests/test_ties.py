@@ -12,7 +12,7 @@ import torch
 import kit
 from kit.cpu.operations import run
 from kit.gguf.keys import SIGMOID, SOFTMAX
-from kit.model.cpu_ops import best_experts
+from kit.model.best_experts import best_experts
 from kit.model.layers.mixture import Routing
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 500, 150)]

@@ -21,18 +21,7 @@ class Ops(ABC):
 
     # Operations that see the positions or the states of a sequence: (layer, tensors with the tokens first). They are the only
     # ones, and what runs several sequences at once does each row of these by itself.
-    OF_SEQUENCE = (
-        "rotate",
-        "attend",
-        "index",
-        "index_blocks",
-        "index_pools",
-        "ngram_rows",
-        "choose",
-        "compress",
-        "convolve",
-        "recur",
-    )
+    OF_SEQUENCE = "rotate attend index index_blocks index_pools ngram_rows choose compress convolve recur".split()
 
     keeps = False  # whether ``keep`` wants the states of all tokens
 

@@ -1,7 +1,6 @@
 """The hyperparameters of a file from its metadata, checked against its table of tensors."""
 
 import math
-import re
 from dataclasses import replace
 
 from kit.errors import ModelError, install
@@ -10,14 +9,13 @@ from kit.gguf.foreign import check_model
 from kit.gguf.names import layer_of
 from kit.gguf.uses import predicting_layers
 from kit.model.architectures import ARCHITECTURES, SIDECARS
+from kit.model.check import check_file, check_tensors
 from kit.model.config import Config, HeadConfig
 from kit.model.keys import MAX_LAYERS, ModelKeys
 from kit.model.layers import BALANCED, FEED_FORWARD, KINDS, MIXERS, STREAMS, AltUp, Balanced, Bank, Hyper, Layer, PerLayerInput
 from kit.model.layers.rope import RopeConfig
 
-# Tensors that no token of text reads: of images and sounds, and of the prediction of further tokens.
 BY_TRANSFORMERS = {"bloom", "gpt2", "t5", "t5encoder"}  # architectures that it maps and the kit has no pass for
-_OTHERS = re.compile(r"(v|a|mm|resampler)\.|blk\.\d+\.(nextn|exp_probs_b_vl)\.|nextn\.")
 
 
 def read_config(file) -> Config:
@@ -29,7 +27,7 @@ def read_config(file) -> Config:
     check_model(file)
     embedding = file.tensors.get("token_embd.weight")
     config = described_config(file, embedding.shape[0] if embedding else 0, "output.weight" not in file.tensors)
-    _check(file, config)
+    check_file(file, config)
     return config
 
 
@@ -37,10 +35,8 @@ def head_config(file) -> HeadConfig:
     """``read_config`` of the file's first MTP head: its layers are those of the model and one more, which alone runs.
 
     Raises ModelError for a file without one, or with one that kit does not run."""
-    family, layers = (
-        ARCHITECTURES.get(file.architecture),
-        sorted({layer_of(name) for name in file.tensors if ".nextn." in name}),
-    )
+    family = ARCHITECTURES.get(file.architecture)
+    layers = sorted({layer_of(name) for name in file.tensors if ".nextn." in name})
     if not layers or not predicting_layers(file):
         raise ModelError(f"{file.path}: it has no MTP head: give ngram, or the file of a smaller model")
     if family is None or not family.head:
@@ -58,14 +54,6 @@ def head_config(file) -> HeadConfig:
     config = HeadConfig(**vars(model) | {"layers": (*model.layers, facts.layer(layers[0]))}, own=own)
     check_tensors(file, config, "the MTP head")
     return config
-
-
-def check_tensors(file, config: Config, of: str) -> None:
-    """ModelError where a tensor that a drafter needs is missing, or has another shape."""
-    for name, shape in config.tensors().items():
-        if (tensor := file.tensors.get(name)) is None or tensor.shape != shape:
-            has = f"has shape {tensor.shape}" if tensor else "is missing"
-            raise ModelError(f"{file.path}: the tensor {name!r} of {of} {has}; expected shape {shape}")
 
 
 def described_config(file, vocabulary: int, tied: bool) -> Config:
@@ -190,7 +178,8 @@ class Facts:
         routed = self.experts > 0 and layer >= dense and (self.numbers[layer] + 1) % step == 0
         if family.routed_stored and self.stored:
             routed = f"blk.{layer}.ffn_gate_inp.weight" in self.stored
-        mixer, network = family.recurrent if self.recurrent[layer] else family.mixer, self._network(routed)
+        mixer = family.recurrent if self.recurrent[layer] else family.mixer
+        network = "dense" if not routed else "dense and mixture" if family.beside else "mixture"
         norms = family.norms
         if family.alone and self.dense_size[layer]:
             mixer, norms = "none", ("", "", *norms[:2])
@@ -240,9 +229,6 @@ class Facts:
         rank = keys.count("hyper_connection.low_rank")
         shape = getattr(self.stored[name], "shape", ()) if (name := f"blk.{layer}.hc_attn_norm.weight") in self.stored else ()
         return Hyper(self.hidden_size, streams, rank, len(shape) == 1)
-
-    def _network(self, routed):
-        return "dense" if not routed else "dense and mixture" if self.family.beside else "mixture"
 
     def _ropes(self) -> tuple[RopeConfig, RopeConfig]:
         """RoPE of the layers without a window, and of those with one."""
@@ -340,53 +326,3 @@ def _rope(keys, dims, long) -> RopeConfig:
         beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0, above=0.0),
         long=long or scaling == "longrope",
     )
-
-
-def _check(file, config):
-    problems = []
-    for mixer, feed_forward, *_ in config.layers:
-        problems += mixer.problems()
-        if hasattr(feed_forward, "routing"):
-            experts, routing = feed_forward.experts, feed_forward.routing
-            problems += [
-                (routing.used <= experts, f"{routing.used} of {experts} experts a token"),
-                (
-                    experts % routing.groups == 0 and (routing.groups == 1 or experts // routing.groups > 1),
-                    f"{experts} experts in {routing.groups} groups",
-                ),
-            ]
-            if routing.groups > 1:
-                used, of = routing.groups_used, routing.groups
-                problems += [
-                    (used <= of, f"{used} of {of} groups a token"),
-                    (routing.used <= used * (experts // of), f"{routing.used} experts a token of {used} of {of} groups"),
-                ]
-    for sound, problem in problems:
-        if not sound:
-            raise ModelError(f"{file.path}: {problem}: the kit cannot run such a {config.architecture} model")
-    needed = config.tensors()
-    known = needed | config.optional_tensors() | config.unread_tensors()
-    layers, predicting = len(config.layers), ModelKeys(file).count("nextn_predict_layers", 0)
-    for name in file.tensors:
-        if ".nextn." in name and 0 <= layer_of(name) < layers:
-            key = f"{file.architecture}.nextn_predict_layers"
-            problem = f"the tensor {name!r} belongs to a layer that predicts further tokens, but {key} does not count it"
-            raise ModelError(f"{file.path}: {problem}, so its layer would change the logits: convert the model again")
-        if name in known or _OTHERS.match(name) or layers <= layer_of(name) < layers + predicting:
-            continue
-        if layer_of(name) >= layers + predicting:
-            problem = f"the key {file.architecture}.block_count says {layers + predicting} layers: convert the model again"
-            raise ModelError(f"{file.path}: the file has the tensor {name!r}, but {problem}")
-        message = f"the tensor {name!r} has no place in a {config.architecture} model that the kit can run"
-        raise ModelError(f"{file.path}: {message}; ignoring it would give wrong logits")
-    present, further = set(map(layer_of, file.tensors)), {layer_of(name) for name in file.tensors if ".nextn." in name}
-    for layer in range(layers, layers + predicting):  # whose own tensors may have been dropped, all of them
-        if layer in present - further:
-            problem = f"the key {file.architecture}.nextn_predict_layers counts layer {layer}, which has no tensor of nextn"
-            raise ModelError(f"{file.path}: {problem}, so leaving it out would change the logits: convert the model again")
-    for name, shape in known.items():
-        tensor = file.tensors.get(name)
-        if tensor is None and name in needed:
-            raise ModelError(f"{file.path}: the tensor {name!r} is missing; expected shape {shape}")
-        if tensor is not None and tensor.shape != shape:
-            raise ModelError(f"{file.path}: the tensor {name!r} has shape {tensor.shape}; expected {shape}")

@@ -27,22 +27,9 @@ from kit.model.layers.sparse_attention import SparseAttention
 from kit.model.layers.sparse_latent import SparseLatent
 
 __all__ = [
-    "BALANCED",
-    "FEED_FORWARD",
-    "KINDS",
-    "MIXERS",
-    "STREAMS",
-    "AltUp",
-    "Balanced",
-    "Bank",
-    "DeltaNet",
-    "Hyper",
-    "Layer",
-    "Mamba2",
-    "Memory",
-    "PerLayerInput",
-    "ResidualStreams",
-]
+    "BALANCED", "FEED_FORWARD", "KINDS", "MIXERS", "STREAMS", "AltUp", "Balanced", "Bank", "DeltaNet", "Hyper", "Layer",
+    "Mamba2", "Memory", "PerLayerInput", "ResidualStreams",
+]  # fmt: skip
 
 MIXERS = {kind.named: kind for kind in (
     Attention, Latent, DeltaNet, Mamba2, ShortConv, AttentionAndMamba2, OneMatrix, SparseLatent, SparseAttention, Kda,

@@ -29,9 +29,8 @@ class Dense(LayerKind):
 
     @classmethod
     def of(cls, facts, layer: int) -> "Dense":
-        return cls(
-            facts.hidden_size, facts.dense_size[layer], **shape_of(facts), cut=_cut(facts, layer), limit=_of_dense(facts, layer)
-        )
+        limit = limits(facts, layer)[1] if facts.family.limited_dense else 0.0  # the key of the shared network counts
+        return cls(facts.hidden_size, facts.dense_size[layer], **shape_of(facts), cut=_cut(facts, layer), limit=limit)
 
     def tensors(self) -> Iterator[Tensor]:
         yield from stacks(self, self.suffix, self.size)
@@ -91,11 +90,6 @@ def hidden(kind, ops, name: str, input):
         ops.clamp(gate, kind.limit, below=False)
         ops.clamp(up, kind.limit)
     return ops.activate("times" if kind.limit and kind.late else kind.activation, gate, up)
-
-
-def _of_dense(facts, layer: int) -> float:
-    """``limit`` of a dense network, where the key of the shared one counts for it."""
-    return limits(facts, layer)[1] if facts.family.limited_dense else 0.0
 
 
 def _cut(facts, layer: int) -> float:

@@ -3,7 +3,7 @@
 A kind is a frozen dataclass that holds the numbers of one layer. It has
 
     tensors() -> Iterator[Tensor]                     its tensors in order of use; the only place that names them
-    widths() -> Iterator[int]                         sizes that the CPU's recorded pass takes in vectors of sixteen
+    widths() -> Iterator[int]                         sizes that the CPU's recorded pass takes in vectors of sixteen, if any
     run(ops, layer, x, input, after) -> None          adds its result to x, by the operations of kit.model.forward.Ops
 
 and it declares, as attributes of its class (see LayerKind), what else of it other modules need to know. A mixer, which sees the
@@ -11,7 +11,7 @@ tokens before, has also
 
     memory: Memory                                    what it remembers of a sequence
     shapes: {name: shape}                             of a fixed state, if it has one (kit.model.kvcache.state_of)
-    problems() -> Iterator[(bool, str)]               what must hold for the kit to run it, and what an error says if not
+    problems() -> Iterator[(bool, str)]               what must hold, if anything, and what an error says if not
 """
 
 import math
@@ -187,6 +187,12 @@ class LayerKind:
     index_rope: ClassVar[RopeConfig | None] = None  # of its queries and keys
     index_size: ClassVar[int] = 0  # numbers of a unit's key, of a layer that chooses
     back_rope: ClassVar[RopeConfig | None] = None  # of what attention gives
+
+    def widths(self) -> Iterator[int]:
+        return iter(())
+
+    def problems(self) -> Iterator[tuple[bool, str]]:
+        return iter(())
 
 
 ATTENDING = (  # keys that only kinds which attend read

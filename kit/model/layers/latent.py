@@ -108,7 +108,9 @@ class Latent(LayerKind):
 
     def run(self, ops, layer, x, input, after):
         block = f"blk.{layer}."
-        queries = self._query_latent(ops, block, input) if self.query_rank else input
+        queries = input
+        if self.query_rank:
+            queries = ops.norm(ops.linear(f"{block}attn_q_a.weight", input), f"{block}attn_q_a_norm.weight")
         self._choose(ops, layer, block, input, queries)
         q, k, v = self._heads(ops, block, input, queries)
         if self.turns:
@@ -116,10 +118,6 @@ class Latent(LayerKind):
         mixed = self._values(ops, block, ops.attend(layer, q, k, v))
         mixed = gated(ops, self.gate, f"{block}attn_gate.weight", input, mixed, self.heads)
         ops.add_linear(x, f"{block}attn_output.weight", mixed, after)
-
-    def _query_latent(self, ops, block, input):
-        """The latent of queries, as an input."""
-        return ops.norm(ops.linear(f"{block}attn_q_a.weight", input), f"{block}attn_q_a_norm.weight")
 
     def _choose(self, ops, layer, block, input, queries):
         """Choose the positions to attend to; here all. ``queries``: what queries are a product of, as an input."""

@@ -32,9 +32,6 @@ class Mamba(Recurrent):
         normed = weighted or keys.flag("ssm.dt_b_c_rms", False)
         return cls(facts.hidden_size, inner, state, rank, width, normed, weighted)
 
-    def problems(self):
-        return ()
-
     def tensors(self) -> Iterator[Tensor]:
         yield from matrix("ssm_in", 2 * self.inner, self.hidden_size)
         yield Tensor("ssm_conv1d.weight", (self.inner, self.width))

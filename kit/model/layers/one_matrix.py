@@ -23,11 +23,5 @@ class OneMatrix(Recurrent):
     def tensors(self) -> Iterator[Tensor]:
         yield from matrix("attn_output", self.hidden_size, self.hidden_size)
 
-    def widths(self) -> Iterator[int]:
-        return iter(())
-
-    def problems(self):
-        return ()
-
     def run(self, ops, layer, x, input, after):
         ops.add_linear(x, f"blk.{layer}.attn_output.weight", input, after)

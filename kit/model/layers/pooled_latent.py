@@ -28,7 +28,7 @@ class PooledLatent(SparseLatent):
         if sparse.choice:
             if sparse.choice.top % each:
                 keys.fail(key, f"a divisor of the {sparse.choice.top} of attention.indexer.top_k", f"is {each}")
-            own["choice"] = _by_pools(sparse.choice, each)
+            own["choice"] = sparse.choice._replace(top=sparse.choice.top // each, each=each)  # as many positions
         return cls(**own | {"index_rope": None}, epsilon=keys.number("attention.layer_norm_epsilon", 1e-6) or 1e-6)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -54,8 +54,3 @@ class PooledLatent(SparseLatent):
         ops.index_pools(layer, keys, ops.linear(f"{block}indexer_compressor_gate.weight", input))
         q = ops.linear(f"{block}indexer.attn_q_b.weight", queries).unflatten(1, (self.index_heads, -1))
         ops.choose(layer, q, ops.linear(f"{block}indexer.proj.weight", input))
-
-
-def _by_pools(choice, each: int):
-    """As many positions by pools of so many."""
-    return choice._replace(top=choice.top // each, each=each)

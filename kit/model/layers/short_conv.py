@@ -20,16 +20,10 @@ class ShortConv(Recurrent):
     def of(cls, facts, layer: int) -> "ShortConv":
         return cls(facts.hidden_size, facts.keys.count("shortconv.l_cache"))
 
-    def problems(self):
-        return ()
-
     def tensors(self) -> Iterator[Tensor]:
         yield from matrix("shortconv.in_proj", 3 * self.hidden_size, self.hidden_size)
         yield Tensor("shortconv.conv.weight", (self.hidden_size, self.width))
         yield from matrix("shortconv.out_proj", self.hidden_size, self.hidden_size)
-
-    def widths(self) -> Iterator[int]:
-        return iter(())
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
