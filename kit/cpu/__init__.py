@@ -30,7 +30,8 @@ A product y = W x reads the blocks where they lie (linear.py), and multiplies co
 - gemv_codes.py    one token or a few: dot products of bytes, a row a sum; gemv_few.py: few in registers, with the bits of each
   alone; gemv_values.py: of formats without codes; strategies.py: the table of how, by kind of format and tier
 - gemm_codes.py, gemm.py   a few tokens, and prompts: tiles of rows by tokens, of which transposed.py unpacks sixteen rows at a
-  time; strips of rows dequantized to the first-level cache. crossings.py measures from how many tokens on each is faster
+  time, whose bits words.py finds; strips of rows dequantized to the first-level cache. crossings.py measures from how many
+  tokens on each is faster
 
 Words of these modules: "sixteens" are weights counted by 16, the lanes of a vector; a "record" is the activations of 256
 columns of one token in digits, with their scales and sums; its "layout" says in which order, in how many digits and with how

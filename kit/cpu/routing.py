@@ -33,7 +33,7 @@ def step(scores: torch.Tensor, chosen, shares, routing, bias=None, scales=None, 
 
 @task
 def choose():
-    """The task of a token, in a prompt and in a recorded pass: the best experts by scores, as kit.model.cpu_ops.best_experts.
+    """The task of a token, in a prompt and in a recorded pass: the best experts by scores, as kit.model.best_experts.
 
     Among equals the lowest number comes first, of experts and of groups. scores: float32, ``row`` bytes from a token to the
     next, readable up to a multiple of 16; bias, and scales of the shares: float32, or 0; chosen (``used``, int64, rising) and

@@ -6,7 +6,6 @@ functions are unpacked row by row, and then transposed.
 """
 
 import functools
-from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -20,7 +19,8 @@ from kit.cpu.simd.memory import load, stack, store
 from kit.cpu.simd.registers import several_of, transpose
 from kit.cpu.simd.vectors import f32x16, generated, inner, join, pick, u8x64
 from kit.cpu.superblocks import SUPERBLOCK, codes, codes_of, scales, whole
-from kit.gguf.formats import Format, Numbers
+from kit.cpu.words import parts_of, places_of, steps_of, words_of
+from kit.gguf.formats import Format
 
 SCALES = 16 * SUPERBLOCK  # of sixteen rows: codes, then scales, then minima of each 16 weights
 MINIMA, UNPACKED = SCALES + 1024, SCALES + 2048
@@ -28,109 +28,6 @@ MINIMA, UNPACKED = SCALES + 1024, SCALES + 2048
 _WORDS, _BYTES, _FOUR = ir.VectorType(I32, 16), u8x64.llvm, ir.VectorType(I32, 4)
 _found, _copies = stack(8 * 16), stack(16 * 384)
 i64 = types.int64
-
-
-class _Field(NamedTuple):
-    """A plane of four weights: the word of the super-block that holds them, the lowest bit in each of its bytes, or in the word
-    if they are ``packed``, one after another; bits of each, and bits of the code below them. ``stride``: bytes to the word of
-    the same weights of the next part of the super-block."""
-
-    word: int
-    shift: int
-    bits: int
-    below: int
-    packed: bool
-    stride: int = 0
-
-
-class _Bits(NamedTuple):
-    """Bits of a step or of a half: the word that holds them, the lowest of them there, how many, and how many of the number are
-    below them."""
-
-    word: int
-    shift: int
-    bits: int
-    below: int = 0
-    signed: bool = False
-    stride: int = 0
-
-
-class _Steps(NamedTuple):
-    """The steps of a super-block's scales, then of its minima, and the halves that they are multiplied by."""
-
-    numbers: tuple[tuple[_Bits, ...], ...]
-    units: tuple[_Bits, ...]
-
-
-@functools.cache
-def words_of(format: Format) -> tuple[tuple[_Field, ...], ...] | None:
-    """The fields of each four weights of a format's super-blocks; None if four weights are not in one word."""
-    if not format.codes.planes or format.codes.listed or (format.codes.values and len(format.codes.values) > 16):
-        return None
-    fields = []
-    for plane, (byte, shift, _mask, below) in zip(
-        format.codes.planes, format.bit_fields(format.codes, np.arange(SUPERBLOCK)), strict=True
-    ):
-        byte, shift = byte.reshape(64, 4), np.broadcast_to(shift, SUPERBLOCK).reshape(64, 4)
-        packed = plane.run == 1
-        start = format.at(plane.field) + np.arange(0, SUPERBLOCK, 4) // format.block_elements * format.block_bytes
-        first = byte[:, 0] - (byte[:, 0] - start) % 4 * packed
-        bit = 8 * (byte - first[:, None]) + shift
-        apart = np.arange(4) * (plane.bits if packed else 8)
-        if (bit != bit[:, :1] + apart).any() or (plane.bits > 2 and packed):
-            return None
-        fields.append([_Field(int(f), int(b), plane.bits, below, packed) for f, b in zip(first, bit[:, 0], strict=True)])
-    fields = tuple(zip(*fields, strict=True))
-    return fields if _places(format, fields) else None
-
-
-@functools.cache
-def steps_of(format: Format) -> _Steps | None:
-    """The steps of a format's super-blocks; None if scales are made otherwise."""
-    own, steps = format.scales, format.scales.steps or Numbers()
-    if format.block_elements < SUPERBLOCK or own.table or own.function or steps.function or steps.values:
-        return None
-    last, fields = format.block_bytes - 4, [own.d, *[own.dmin] * bool(own.dmin)]
-
-    def bits(byte, shift, *rest):
-        word = min(int(byte) // 4 * 4, last)
-        return _Bits(word, 8 * (int(byte) - word) + int(shift), *rest)
-
-    parts = []
-    places = format.bit_fields(steps, np.arange(format.groups * len(fields)))
-    for plane, (byte, shift, _mask, below) in zip(steps.planes, places, strict=True):
-        some = zip(byte, np.broadcast_to(shift, byte.shape), strict=True)
-        parts.append([bits(*at, plane.bits, below, format.signed(plane)) for at in some])
-    found = _Steps(tuple(zip(*parts, strict=True)), tuple(bits(format.at(field), 0, 16) for field in fields))
-    return found if _places(format, (*found.numbers, found.units)) else None
-
-
-@functools.cache
-def parts_of(format: Format) -> tuple[int, tuple[tuple[_Field, ...], ...]]:
-    """Into how many parts alike a super-block can be taken, of which no two have the same bytes, and the fields of each four
-    weights of the first of them."""
-    fields = words_of(format)
-    for parts in (8, 4, 2):
-        each, found = 64 // parts, []
-        for of in zip(*fields, strict=True):  # a plane
-            stride = of[each].word - of[0].word
-            moved = all(of[n + each] == of[n]._replace(word=of[n].word + stride) for n in range(64 - each))
-            found.append([field._replace(stride=stride) for field in of[:each]] if moved and stride else None)
-        first = None if None in found else tuple(zip(*found, strict=True))
-        if first and _places(format, first, parts):
-            return parts, first
-    return 1, fields
-
-
-def _places(format: Format, fields, parts: int = 1) -> list[tuple[int, int]]:
-    """Where to read sixteen bytes each for the words of these fields, none behind the super-block, and their strides; empty if
-    that cannot be."""
-    places: list[tuple[int, int]] = []
-    for stride, word in sorted({(field.stride, field.word) for of in fields for field in of}):
-        end = format.nbytes(SUPERBLOCK) - stride * (parts - 1)
-        if not any(word in range(place, place + 13, 4) and apart == stride for place, apart in places):
-            places.append((word - 4 * max(0, -(-(word + 16 - end) // 4)), stride))
-    return places if all(place >= 0 for place, _ in places) else []
 
 
 class _Rows:
@@ -190,7 +87,7 @@ def write_codes(format: Format, less: int, in_parts: bool = False):
     ``parts_of``, to ``weights``, a vector for each four, from the sixteen rows whose addresses are in memory at ``rows``. For
     formats with ``words_of``."""
     parts, fields = parts_of(format) if in_parts else (1, words_of(format))
-    places, flip = _places(format, fields, parts), 128 if format.signed(format.codes.planes[0]) else 0
+    places, flip = places_of(format, fields, parts), 128 if format.signed(format.codes.planes[0]) else 0
     table = [(value + format.bias - less) % 256 for value in format.codes.values or ()]
 
     @intrinsic
@@ -231,7 +128,7 @@ def _scales(format: Format, raised: int):
     """A primitive: write the scales and minima of ``unpack`` from the steps of the rows whose addresses are at another
     address."""
     own, (numbers, units) = format.scales, steps_of(format)
-    places, group = _places(format, (*numbers, units)), min(32, own.group)
+    places, group = places_of(format, (*numbers, units)), min(32, own.group)
 
     @intrinsic
     def primitive(_, tier, rows, weights):
