@@ -42,8 +42,8 @@ def study(**more):
         "whole": None, "room": room(), "engines": {}, "losses": {"int8 activations": {"same": 0.98}}, "busy": Busy(),
         "predictions": [predicted(BLOCKS, 0.06), predicted(INT8, 0.03), predicted(KEPT, 0.2)],
         "measured": {BLOCKS: measured(0.05), INT8: measured(0.045)}, "least_now": 0.04, "least": 0.02, "now_gbps": 25.0,
-        "read_gbps": 50.0, "least_of_arithmetic": 0.01, "minutes": None, "map_speed": None, "map_found": None,
-        "limits": SimpleNamespace(now=26.0, at="", others=0.0, machine=SimpleNamespace(read_gbps=50.0)),
+        "read_gbps": 50.0, "minutes": None, "map_speed": None, "map_found": None,
+        "limits": SimpleNamespace(now=26.0, at="", others=0.0, machine=SimpleNamespace(read_gbps=50.0, f32_gflops=0.0)),
         "read": [Use("a", 2 * 10**9, 10**9)], "uses": [Use("a", 2 * 10**9, 10**9), Use("b", 4, 7 * 10**9, 1, 8)],
     }  # fmt: skip
     return SimpleNamespace(**given | more)
@@ -92,12 +92,8 @@ def test_a_gain_is_more_than_noise(best, default, gains):
 def test_the_answer_as_data():
     data = answer.of(study(engines={PEER: measured(0.0625, label="llama.cpp, mmap", others=0.1)})).data
     limit = data["limit"]
-    assert (limit["tokens_per_second"], limit["seconds"], limit["best_tokens_per_second"], limit["bytes"]) == (
-        25,
-        0.04,
-        50,
-        10**9,
-    )
+    assert (limit["tokens_per_second"], limit["seconds"], limit["best_tokens_per_second"], limit["bytes"]) == (25, 0.04, 50,
+        10**9)  # fmt: skip
     assert (limit["in_turn"], limit["map_gbps"], limit["found_map_gbps"]) == (False, None, None)
     exact, int8 = data["reached"]
     assert (exact["way"], exact["seconds"], exact["same"], exact["mbu"]) == ("fused", 0.05, 1.0, pytest.approx(0.8))

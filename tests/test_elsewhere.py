@@ -190,7 +190,7 @@ def test_a_mixture_of_125_billion_weights_with_a_table_that_is_read_by_rows(tmp_
     ways = {row["way"]: row for row in json.loads(found.stdout)["ways"]}
     assert ways[MAPPED]["fits"] and ways[MAPPED]["held_bytes"] < blocks - table.nbytes * 0.99
     assert not elsewhere.ways(elsewhere.machine(M4), uses, (1.0, 1.0)).loc[MAPPED, "fits"]
-    study = SimpleNamespace(uses=uses, room=SimpleNamespace(limit=16 << 30, fits=False, beside=1 << 30), whole=0, contexts=[])
+    study = SimpleNamespace(uses=uses, room=SimpleNamespace(limit=16 << 30, fits=False, beside=1 << 30), whole=0, runs=False)
     told = sentences.fits(study)
     assert told.startswith("No: ") and "are tables of which a token reads a few rows: they may stay on the disk" in told
     assert sum(layer.mixer.memory.read(32_768) for layer in config.layers) < bytes_used(uses)

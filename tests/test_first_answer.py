@@ -13,7 +13,7 @@ from invented import MACHINE
 
 import kit
 from kit.lab.commands import cli
-from kit.lab.explaining import beside_kit, quick, study, together
+from kit.lab.explaining import beside_kit, depth, quick, study, together
 from kit.lab.measuring.busy import Busy
 from kit.lab.report import ahead
 
@@ -84,7 +84,7 @@ def test_on_a_busy_machine_what_is_no_comparison_or_takes_long_is_left_out(llama
     asked = {}
     monkeypatch.setattr(study.peers, "readings", lambda *of: asked.update(share=of[-2], prompts=of[-1]) or {})
     monkeypatch.setattr(study, "quality", lambda file, names, tokens: asked.update(names=names, text=tokens) or pd.DataFrame())
-    monkeypatch.setattr(study.depth, "measured", lambda file: asked.update(depth=True) or [])
+    monkeypatch.setattr(depth, "measured", lambda file: asked.update(depth=True) or [])
     monkeypatch.setattr(beside_kit, "_LEAST", 0)
     monkeypatch.setattr(together.arithmetic, "probe", lambda: asked.update(arithmetic=True) or {})
     for others, minute, left_out in ((1.6, 50.0, True), (1.6, float("inf"), False), (0.0, 50.0, False)):
@@ -95,7 +95,7 @@ def test_on_a_busy_machine_what_is_no_comparison_or_takes_long_is_left_out(llama
             made.busy.others = others
             monkeypatch.setattr(study.Study, "limit_gbps", 10.0)
             assert made.gives_way == left_out
-            _ = made.engines, made.quality, made.depths()
+            _ = made.engines, made.quality, depth.of(made)
             told = beside_kit.prompt(made)
         assert asked["share"] == (study._SHARE if left_out else minute)
         assert ("depth" in asked, "arithmetic" in asked, "float16" in asked["names"], asked["prompts"]) == (not left_out,) * 4

@@ -16,7 +16,7 @@ _ONE_WORD |= {f"blocks, {row.activations}{_ROUNDS}": row.activations for row in 
 
 
 def in_tables(name):
-    """A way's name as tables show it, exact, int16 or int8, also behind what is held; records keep theirs. Others stay."""
+    """A way's name as tables show it, one word of kit.products, also behind what is held; records keep theirs. Others stay."""
     return _ONE_WORD.get(name) or (name.removesuffix(_ROUNDS) if isinstance(name, str) else name)
 
 

@@ -111,13 +111,11 @@ def command(
     if quick:
         others = {**measured, **ours, "--engine": engines, "--threads": threads, "--depth": depth, "--markdown": markdown}
         others |= {"--figure": figure, "--all": everything, "--machine": machine, "a server": is_server(file)}
-        if wrong := [name for name, value in others.items() if value]:
-            raise CacheError(f"--quick runs and measures nothing: leave out {', '.join(wrong)}")
+        _leave_out("--quick runs and measures nothing", others)
     if is_server(file):
         others = {"--memory": memory, "--room": room, "--trace": trace, "--via": via, "--machine": machine, "--report": report}
         others |= {"--engine": engines, "--threads": threads, "--depth": depth}
-        if wrong := [name for name, value in others.items() if value]:
-            raise CacheError(f"{file} is a running server: leave out {', '.join(wrong)}")
+        _leave_out(f"{file} is a running server", others)
         from kit.lab.explaining import pasted, running_answer
 
         say = (lambda text: None) if markdown else click.echo
@@ -125,14 +123,11 @@ def command(
         if markdown:
             click.echo(pasted.markdown(answer))
         return None
-    if (
-        len(engines) == 1
-        and not (threads or depth or markdown or figure)
-        and (is_server(engines[0]) or started.is_server(engines[0]))
-    ):
+    alone = engines[0] if len(engines) == 1 and not (threads or depth or markdown or figure) else ""
+    if alone and (is_server(alone) or started.is_server(alone)):
         from kit.lab.explaining import running_answer
 
-        return running_answer.of_engine(file, engines[0], click.echo, served or "", thorough, as_json, compare, trying)
+        return running_answer.of_engine(file, alone, click.echo, served or "", thorough, as_json, compare, trying)
     if wrong := [name for name, value in ours.items() if value]:
         raise CacheError(f"{', '.join(wrong)}: give the URL of a running server in place of {file}")
     if engines or threads or depth or markdown or figure:
@@ -141,8 +136,7 @@ def command(
     if is_remote(file):
         return click.echo(_on_a_server(file, measured | {"--machine": machine}, given, as_json))
     if machine:
-        if wrong := [name for name, value in measured.items() if value]:
-            raise CacheError(f"--machine runs and measures nothing: leave out {', '.join(wrong)}")
+        _leave_out("--machine runs and measures nothing", measured)
         return click.echo(_elsewhere(file, machine, given, as_json))
     accesses = read_trace(trace) if trace else None
     how = {"tokens": tokens, "via": via or "", "skew": skew, "thorough": thorough}
@@ -178,6 +172,14 @@ def browser() -> bool:
         return type(webbrowser.get()) is not webbrowser.GenericBrowser
     except webbrowser.Error:
         return False
+
+
+def _leave_out(why: str, given: dict[str, object]) -> None:
+    """CacheError where an option is given that does nothing here."""
+    from kit.errors import CacheError
+
+    if wrong := [name for name, value in given.items() if value]:
+        raise CacheError(f"{why}: leave out {', '.join(wrong)}")
 
 
 def _size(option: str, text: str | None) -> int | None:
@@ -276,10 +278,7 @@ def _with_engines(file, engines, threads, depth, others, markdown, figure, as_js
 
     if figure:
         check_writable("--figure", figure, EngineError, figures.FILES)
-    if wrong := [name for name, value in others.items() if value]:
-        raise EngineError(
-            f"--engine, --threads, --depth, --markdown and --figure measure programs: leave out {', '.join(wrong)}"
-        )
+    _leave_out("--engine, --threads, --depth, --markdown and --figure measure programs", others)
     if is_remote(file):
         raise EngineError(f"{file}: an engine needs the file on this machine: download it first")
     if markdown and as_json:
@@ -308,8 +307,8 @@ def _with_draft(file, draft, as_json) -> str:
 
     context = click.get_current_context()
     given = {name for name in context.params if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
-    if others := sorted(given - {"file", "draft", "as_json"}):
-        raise CacheError(f"--draft measures drafts: leave out {', '.join('--' + name.replace('_', '-') for name in others)}")
+    others = sorted(given - {"file", "draft", "as_json"})
+    _leave_out("--draft measures drafts", {f"--{name.replace('_', '-')}": True for name in others})
     if is_server(file) or is_remote(file):
         raise CacheError(f"{file}: --draft runs the file: download it first")
     data = explain.explain(file, draft, _teller())

@@ -139,12 +139,13 @@ def of(study: Study) -> Conclusion:
 
 def _limit(study: Study) -> dict:
     limits, speed, found, now, least = study.limits, study.map_speed, study.map_found, study.least_now, study.least
+    flops = 2 * sum(use.elements * use.share() for use in study.read if not use.is_rows)
     interval = study.minutes.interval if study.minutes and study.room.fits else None
     return {
         "tokens_per_second": 1 / now, "seconds": now, "interval": interval, "bytes": bytes_used(study.read),
         "read_gbps": study.now_gbps,
         "in_turn": study.minutes is not None, "best_tokens_per_second": 1 / least, "best_gbps": study.read_gbps,
-        "arithmetic_seconds": study.least_of_arithmetic,
+        "arithmetic_seconds": limits.machine.seconds_to_compute(flops) if limits.machine.f32_gflops else None,
         "now_gbps": limits.now, "known_of": limits.at, "others_cores": limits.others,
         "map_gbps": speed and speed.gbps, "map_of_memory": speed and speed.ratio, "large_pages": speed and speed.large,
         "found_map_gbps": found and found.gbps, "found_large_pages": found and found.large,

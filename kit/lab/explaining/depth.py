@@ -13,10 +13,12 @@ from kit.gguf.reader import GGUFFile
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.engines.table import EXACT
 from kit.lab.explaining.tables import DEPTH, formatted
+from kit.lab.explaining.to_measure import left
 from kit.lab.measuring.kept import once_a_run
 from kit.lab.predicting import sampling
 from kit.lab.predicting.attention import DecodeStep
 from kit.lab.predicting.remembered import by_kind, held, kind_of
+from kit.lab.predicting.ways import BLOCKS
 from kit.model.config import Config
 from kit.model.hyperparameters import read_config
 from kit.model.kvcache import KV_TYPES
@@ -52,6 +54,19 @@ def least(
                 moved |= {kind + CHOOSING["index"]: index, kind + CHOOSING["choice"]: 0}
         parts = {name: count / (gbps * 1e9) for name, count in (moved | {REST: nbytes}).items()}
         rows.append({"positions": depth, "by": "least"} | parts | {"token": sum(parts.values())})
+    return rows
+
+
+def of(study) -> list[dict]:
+    """``least`` of a study's file (kit.lab.explaining.study), and rows as measured where all its layers are; [] for a file that
+    the kit does not run."""
+    if not study.runs:
+        return []
+    rows = least(read_config(study.file), bytes_used(study.read), study.limit_gbps)
+    if study.part is None and study.room.fits and left(study) > 0 and not study.gives_way:
+        study.say("measuring a token at several context lengths")
+        real = study.measured.get(BLOCKS)
+        rows += anchored(measured(study.file), real and real.seconds)
     return rows
 
 

@@ -58,7 +58,7 @@ def study(
     with ExitStack() as stack:
         files = {path: stack.enter_context(kit.open(path)) for path in paths}
         _check_alike(list(files.values()))
-        bits = {path: 8 * _nbytes(file) / _elements(file) for path, file in files.items()}
+        bits = {path: 8 * sum(info.nbytes for info in file.tensors.values()) / _elements(file) for path, file in files.items()}
         first = exact or max(files, key=bits.get)
         lost, prompt = _losses(files, first, tokens, progress), prompt_of(files[first])
         used = {path: bytes_used(uses_of(file)) for path, file in files.items()}
@@ -295,10 +295,6 @@ def _speeds(paths, prompt, rounds, new, progress):
         bar.close()
         memory = {key: process.memory() for key, process in running.items()}
     return {key: [speeds[key] for _, speeds in taken] for key in running}, memory, max(read), max(others for others, _ in taken)
-
-
-def _nbytes(file) -> int:
-    return sum(info.nbytes for info in file.tensors.values())
 
 
 def _elements(file) -> int:

@@ -8,22 +8,19 @@ from functools import cached_property
 import numpy as np
 import psutil
 
-import kit
 from kit.errors import KitError, ServerError
 from kit.gguf.uses import bytes_used, uses_of
-from kit.lab.engines import owner as owners
 from kit.lab.engines import watch as watching
 from kit.lab.engines.meter import Received
-from kit.lab.engines.server import ServerClient
-from kit.lab.engines.watch import Seen, Watch
+from kit.lab.engines.watch import Seen
 from kit.lab.explaining import causes, remedies, second_turn
+from kit.lab.explaining.asked import AskedServer
 from kit.lab.explaining.causes import DECODE, DEEP, FIRST, PROMPT, TURN, Cause, Window, split
 from kit.lab.explaining.remedies import ServerFacts
 from kit.lab.measuring import slices, state
 from kit.lab.predicting.remembered import by_kind
 from kit.model.hyperparameters import read_config
 from kit.model.layers.kind import KV_TYPES, Memory
-from kit.model.tokenizer import tokenizer_of
 from kit.units import format_seconds
 
 NEAR, DEPTH = 48, 4096  # positions before the tokens that are timed
@@ -31,51 +28,22 @@ ROUNDS, _LEAST, _MOST, _WINDOW = 3, 8, 32, 1.5  # windows; tokens of one, and th
 LENGTHS = (16, 64, 512)  # of prompts
 _FIRST = 1 / 4  # of the budget: after it no further window of the first answer begins
 _LARGE = 0.75  # of a map by pages of 2 MiB: the rest costs less than can be measured
-_TEXT = "A large language model on a small computer answers slowly, because every token reads all of its weights once. "
 _KV_FLAGS = (("-ctk", "--cache-type-k", "--kv-cache-type"), ("-ctv", "--cache-type-v", "--kv-cache-type"))
 _CONTEXT = ("-c", "--ctx-size", "--num-ctx")
 _KV_NAMES = {"f32": "float32", "f16": "float16", "": "float16"}  # llama.cpp's -> kit's, where they differ
 _KV_BYTES = KV_TYPES | {"bf16": 2.0, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32}
 
 
-class Running:
-    """One server. ``url``, ``model``: see ServerClient. ``file``: what it runs, where the user named it.
+class Running(AskedServer):
+    """One server, as in kit.lab.explaining.asked.
 
     ``budget``: seconds for what takes longer than the first answer. ``gbps``: a function that measures how fast memory is read,
     10^9 bytes per second.
     """
 
     def __init__(self, url: str, model: str = "", file=None, budget: float = 45.0, gbps: Callable[[], float] | None = None):
-        self.server = ServerClient(url, model)
-        self.budget, self.began, self.faults = budget, time.monotonic(), []
-        try:
-            self.owner = owners.find(self.server, file)
-            self.file = kit.open(self.owner.file) if self.owner.file else None
-            self.server.tokenizer = self._tokenizer()
-        except BaseException:
-            self.close()
-            raise
-        self._probe, self._nonce = gbps, 0
-
-    def close(self) -> None:
-        """End the connection and close the file; the server goes on."""
-        self.server.close()
-        if getattr(self, "file", None) is not None:
-            self.file.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-    def _tokenizer(self):
-        try:
-            return tokenizer_of(self.file) if self.file else None
-        except KitError:
-            return None
-
-    # ---- what is known before a request
+        self.budget, self._probe = budget, gbps
+        super().__init__(url, model, file)
 
     @cached_property
     def config(self):
@@ -155,52 +123,6 @@ class Running:
             name, self.owner, self.holding, self.bytes_at(NEAR), size, self.gbps, self.room, self.position_bytes, recurrent
         )
 
-    # ---- requests
-
-    def prompt(self, positions: int, fresh: bool = True) -> list[int]:
-        """Token ids of a text of so many positions, which no earlier prompt begins like, if it is to be ``fresh``."""
-        self._nonce += fresh
-        tokenizer, text = self.server.tokenizer, f"{self._nonce * 7919 % 9973} " + _TEXT * (positions // 8 + 2)
-        return tokenizer.encode(text)[:positions] if tokenizer else []
-
-    def further(self, positions: int) -> list[int]:
-        """Token ids of as much text that follows another."""
-        return self.server.tokenizer.encode(_TEXT, special=False, ends=False)[:positions]
-
-    def _text(self, positions: int) -> str:
-        return (f"{self._nonce * 7919 % 9973} " + _TEXT * (positions // 16 + 1))[: 5 * positions]
-
-    def ask(self, prompt: list[int], tokens: int, cached: bool = True, positions: int = 0, **calls) -> Received:
-        """One request; what is wrong with it is kept in ``faults``."""
-        got = self.server.ask(prompt, tokens, cached, text=None if self.server.tokenizer else self._text(positions), **calls)
-        if got.fault:
-            self.faults.append(got.fault)
-        elif got.received is None:  # without a tokenizer: as many as the server says, or pieces
-            got = got.__class__(**(got.__dict__ | {"received": got.report.predicted or len(got.arrivals)}))
-        return got
-
-    def window(self, prompt: list[int], tokens: int, cached: bool = True, positions: int = 0) -> tuple[Window | None, Received]:
-        """A watched answer: the time of a token between the first and the last one received."""
-        watch, windows = Watch(self.owner), []
-        got = self.ask(prompt, tokens, cached, positions, at_first=watch.start, at_end=lambda: windows.append(watch.stop()))
-        if got.burst and not got.fault:  # all at once: what came before the first piece is the time of the tokens
-            watch.start()
-            again = self.ask(prompt, tokens, cached, positions, at_end=lambda: windows.append(watch.stop()))
-            shorts = [self.ask(prompt, 1, cached, positions) for _ in range(2)]  # what disturbs one makes it only longer
-            if again.fault or any(short.fault for short in shorts) or again.answered < 3:
-                return None, again
-            seconds = max(0.0, again.seconds - min(short.seconds for short in shorts)) / (again.answered - 1)
-            return Window(again.answered - 1, seconds, windows[-1], again.report.seconds_per_token), again
-        if got.seconds_per_token is None:
-            return None, got
-        if windows[-1].gone:
-            self.faults.append(f"process {self.owner.process} of the model ended while it answered")
-            self.owner = owners.find(self.server, self.owner.file)
-            return None, got
-        return Window(got.answered - 1, got.seconds_per_token, windows[-1], got.report.seconds_per_token), got
-
-    # ---- parts of the answer
-
     @cached_property
     def first(self) -> Received:
         """The first request: loading is in it, if the model was not loaded."""
@@ -226,11 +148,6 @@ class Running:
         first = self.first
         guess = first.seconds_per_token or first.seconds / max(1, first.answered)
         return int(np.clip(_WINDOW / max(guess, 1e-4), _LEAST, _MOST))
-
-    def refuse(self, got: Received) -> None:
-        """ServerError: no answer of this server is a measurement."""
-        why = got.fault or (self.faults[-1] if self.faults else "no token came")
-        raise ServerError(f"{self.server.url}: {why}: no speed can be measured")
 
     @cached_property
     def windows(self) -> list[Window]:

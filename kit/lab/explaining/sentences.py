@@ -12,7 +12,9 @@ from kit.lab.explaining.study import Study
 from kit.lab.explaining.tables import as_text, formatted, short
 from kit.lab.explaining.to_measure import measure_best, measure_engines
 from kit.lab.predicting import quality
+from kit.lab.predicting.remembered import contexts
 from kit.lab.predicting.ways import used_tensors
+from kit.model.hyperparameters import read_config
 from kit.system import cpu_facts
 from kit.units import format_bytes, format_count, format_rate, format_seconds, printable
 
@@ -83,6 +85,10 @@ def _unmeasured(study: Study) -> list[str]:
     return [f"{way.told[0].upper()}{way.told[1:]} {why}." for way, why in (study.part or study).unmeasured.items()]
 
 
+def _contexts(study: Study) -> list[dict]:
+    return contexts(read_config(study.file)) if study.runs else []
+
+
 def fits(study: Study) -> str:
     """Whether the file fits, in a sentence."""
     blocks, whole = sum(use.nbytes for use in study.uses), study.room.limit
@@ -93,8 +99,8 @@ def fits(study: Study) -> str:
     text = f"{yes}: {format_bytes(blocks + beside)}, {parts}, of {of}."
     if (tables := sum(use.nbytes for use in study.uses if use.is_rows)) > _TABLES * blocks:
         text += f" {format_bytes(tables)} of them are tables of which a token reads a few rows: they may stay on the disk."
-    if study.contexts:
-        last = study.contexts[-1]
+    if lengths := _contexts(study):
+        last = lengths[-1]
         text += f" A context of {last['positions']:,} takes {format_bytes(last['kv']['float32'])} of KV cache in float32"
         text += f", and {format_bytes(last['states'])} of states, which each token reads and writes." if last["states"] else "."
     if study.room.fits and not study.trace:
@@ -160,7 +166,7 @@ def sections(
     if said := bool(study.busy) or bool(begun and begun["busy"]):
         yield "", None, "" if begun and begun["busy"] else study.busy.line
     yield "", None, "" if begun else paragraph(what(study))
-    yield "contexts", study.contexts, ""
+    yield "contexts", _contexts(study), ""
     yield "file", {key: value for key, value in study.facts.items() if key not in ("metadata", "tensor_table")}, ""
     yield "memory_bytes", study.memory, ""
     yield "whole_bytes", study.whole, ""
@@ -183,7 +189,7 @@ def sections(
     title = f"WHERE A TOKEN'S TIME GOES: {format_seconds(token)} ({format_rate(1 / token)} tok/s), kit, exact"
     data = data.assign(share=None) if study.busy else data
     yield "parts", rows(data), "" if study.busy else table(title, data)
-    data = study.depths()
+    data = depth.of(study)
     title = f"A TOKEN BY DEPTH (float32 KV cache; least: at {study.limit_gbps:.1f} GB/s)"
     why = paragraph(depth.falls(data))
     yield "depths", data, "\n".join(filter(None, [table(title, depth.table(data)), why])) if data else ""

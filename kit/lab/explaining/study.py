@@ -20,7 +20,7 @@ from kit.gguf.formats import FORMATS
 from kit.gguf.names import layer_of
 from kit.gguf.uses import Use, assumed, bytes_used, uses_of
 from kit.lab.engines.table import ROUNDED
-from kit.lab.explaining import depth, peers, tables
+from kit.lab.explaining import peers, tables
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.measuring import pages
 from kit.lab.measuring.busy import Busy
@@ -33,18 +33,14 @@ from kit.lab.predicting.divergence import CONTEXT, tokens_for
 from kit.lab.predicting.measured import Cost, Kind, is_kept, keep_pass, measure_costs, of_pass, of_run
 from kit.lab.predicting.order import Order, draw, kind_of, order_of
 from kit.lab.predicting.quality import kept, quality
-from kit.lab.predicting.remembered import contexts
 from kit.lab.predicting.room import Room
 from kit.lab.predicting.ways import BLOCKS, Prediction, Way, faster_than_probed, roofed
 from kit.lab.summary import summarize
-from kit.model.hyperparameters import read_config
 from kit.system import last_level_cache, memory_available, memory_limit, note
 from kit.units import format_count
 
-_PRECISIONS = (
-    ("float32", *(row.precision for row in ROUNDED)),
-    ("float32", "float16", "bfloat16", *(row.precision for row in ROUNDED)),
-)  # of a large file, of any other
+_ROUNDED = tuple(row.precision for row in ROUNDED)
+_PRECISIONS = ("float32", *_ROUNDED), ("float32", "float16", "bfloat16", *_ROUNDED)  # of a large file, of any other
 _LARGE = 6e8  # weights that are rounded again for each step of a text: seconds, not minutes, on two cores
 _MEASURED = 4e9  # bytes of float32 a token: where all layers use more, a sample of them is measured
 _SHARE = 20.0  # seconds for the engines on a busy machine, where more rounds are no comparison either
@@ -261,8 +257,7 @@ class Study:
     @property
     def least(self) -> float:
         """Least seconds of a token from the blocks: memory's, or the disk's where they do not stay."""
-        least = bytes_used(self.read) / (self.read_gbps * 1e9)
-        return least if self.room.fits else max(least, self.predictions[0].from_disk)
+        return self._least(self.read_gbps)
 
     def bounds(self) -> pd.DataFrame:
         """The roofline of a token: the least that reading once what it uses takes, by how weights are held."""
@@ -277,22 +272,6 @@ class Study:
         real = self.measured.get(way)
         most = self.read_gbps if bytes_used(self.read) > last_level_cache() else np.inf
         return tables.parts_of(self.file, self.order, costs, linear, real and real.seconds, most)
-
-    @property
-    def contexts(self) -> list[dict]:
-        """What a sequence takes by its length (kit.lab.predicting.remembered); [] for a file that the kit does not run."""
-        return contexts(read_config(self.file)) if self.runs else []
-
-    def depths(self) -> list[dict]:
-        """A token's time by depth and kind of layer (explaining.depth): the least, and as measured where all layers are."""
-        if not self.runs:
-            return []
-        rows = depth.least(read_config(self.file), bytes_used(self.read), self.limit_gbps)
-        if self.part is None and self.room.fits and measuring.left(self) > 0 and not self.gives_way:
-            self.say("measuring a token at several context lengths")
-            real = self.measured.get(BLOCKS)
-            rows += depth.anchored(depth.measured(self.file), real and real.seconds)
-        return rows
 
     @cached_property
     def text(self) -> int:
@@ -346,14 +325,11 @@ class Study:
     @property
     def least_now(self) -> float:
         """Least seconds of a token at the bandwidth of these minutes: what the answer's limit is."""
-        least = bytes_used(self.read) / (self.now_gbps * 1e9)
-        return least if self.room.fits else max(least, self.predictions[0].from_disk)
+        return self._least(self.now_gbps)
 
-    @property
-    def least_of_arithmetic(self) -> float | None:
-        """Least seconds of a token whose products are of float32, where the machine's arithmetic is known."""
-        flops = 2 * sum(use.elements * use.share() for use in self.read if not use.is_rows)
-        return self.limits.machine.seconds_to_compute(flops) if self.limits.machine.f32_gflops else None
+    def _least(self, gbps: float) -> float:
+        least = bytes_used(self.read) / (gbps * 1e9)
+        return least if self.room.fits else max(least, self.predictions[0].from_disk)
 
     def quantity(self, way: Way) -> str:
         """A way's name in records, with the layers that the file was cut to."""

@@ -66,7 +66,7 @@ class Way:
 
     @property
     def told(self) -> str:
-        """The same in tables and sentences: exact, int16 or int8 in place of the words for it that records have."""
+        """The same in tables and sentences: one word (kit.products) in place of those that records have for it."""
         return in_tables(self.label)
 
     @property
