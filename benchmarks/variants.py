@@ -60,10 +60,8 @@ def side(case):
         blocks, dtype = np.zeros((12288, 4096 // 256 * {"Q4_K": 144, "Q8_0": 272}[what]), np.uint8), way.removeprefix("to ")
         out = torch.ones(12288, 4096).to(getattr(torch, dtype))
         return lambda: kit.dequantize(blocks, what, dtype, out=out)
-    try:
-        from kit.cpu.linear import linear
-    except ImportError:  # before the house was rebuilt
-        from kit.fused.linear import linear
+    from kit.cpu.linear import linear
+
     sizes = {"Q4_K": (144, 256), "Q6_K": (210, 256), "Q8_0": (34, 32)}[what]
     rows, columns, random = 4096, 4096, np.random.default_rng(0)
     blocks = random.integers(0, 60, (rows, columns // sizes[1] * sizes[0]), np.uint8)

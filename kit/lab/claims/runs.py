@@ -59,7 +59,8 @@ def compare(folders: Sequence[Path]) -> list[ComparedClaim]:
     books = [book.read(folder) for folder in folders]
     if several_models(folders, books):
         _one_experiment(folders, books, [name for name in SETTINGS if name != "model"])
-        books = [[replace(entry, parts=tuple(filter(_of_no_model, entry.parts))) for entry in one] for one in books]
+        computed = lambda entry: tuple(part for part in entry.parts if part.record.how != "measured")  # noqa: E731
+        books = [[replace(entry, parts=computed(entry)) for entry in one] for one in books]
     else:
         _one_experiment(folders, books, SETTINGS)
     if not set.intersection(*({part.record.notebook for entry in one for part in entry.parts} for one in books)):
@@ -73,10 +74,6 @@ def several_models(folders: Sequence[Path], books: Sequence[list[Entry]] | None 
     """Whether runs have different models: then only what no model changes is compared, what was counted, computed or read."""
     books = books or [book.read(folder) for folder in folders]
     return len({_setting(folder, one)["model"] for folder, one in zip(folders, books, strict=True)}) > 1
-
-
-def _of_no_model(part: book.ClaimPart) -> bool:
-    return part.record.how != "measured"
 
 
 def machine_rows(folders: Sequence[Path]) -> tuple[list[str], list[ComparedClaim]]:

@@ -15,22 +15,18 @@ def head_of(file) -> dict | None:
     layers = sorted({layer_of(name) for name in file.tensors if ".nextn." in name})
     if not layers or not predicting_layers(file):
         return None
+    from kit.lab.drafts.predicted import Costs, break_even  # only where they are needed
+
     *own, matrix = head_uses(file)
     block = bytes_used(own)
     token, draft = bytes_used(uses_of(file)), block + matrix.nbytes
     return {
         "heads": len(layers), "layer": layers[0], "block_bytes": round(block), "output": matrix.name,
         "output_bytes": matrix.nbytes, "draft_bytes": round(draft), "token_bytes": round(token), "share": draft / token,
-        "least_break_even": {str(drafted): _least(draft / token, drafted) for drafted in (1, 2, 3, 4)},
+        "least_break_even": {str(n): break_even(Costs((1.0,) * (n + 1), draft / token), n) for n in (1, 2, 3, 4)},
     }  # fmt: skip
 
 
 def runs(file) -> bool:
     """Whether kit runs the MTP heads of such a file."""
     return getattr(ARCHITECTURES.get(file.architecture), "head", False)
-
-
-def _least(share: float, drafted: int) -> float | None:
-    from kit.lab.drafts.predicted import Costs, break_even
-
-    return break_even(Costs((1.0,) * (drafted + 1), share), drafted)
