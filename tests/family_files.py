@@ -17,16 +17,8 @@ class File:
     """The metadata and tensors of a file, drawn in the order in which they are named."""
 
     def __init__(self, architecture: str, layers: int, **keys):
-        own = dict(
-            block_count=layers,
-            context_length=4096,
-            vocab_size=V,
-            embedding_length=H,
-            feed_forward_length=FFN,
-            attention__head_count=4,
-            attention__layer_norm_rms_epsilon=1e-6,
-            rope__freq_base=1e4,
-        )
+        own = dict(block_count=layers, context_length=4096, vocab_size=V, embedding_length=H, feed_forward_length=FFN,
+            attention__head_count=4, attention__layer_norm_rms_epsilon=1e-6, rope__freq_base=1e4)  # fmt: skip
         self.architecture, self.random = architecture, np.random.default_rng(layers)
         self.metadata = {"general.architecture": architecture} | GEOMETRIES["tiny-llama"].vocabulary.metadata()
         self.tensors = {}
@@ -180,22 +172,9 @@ def biased(file, layers=3):
 
 def bailingmoe2():
     """Fused projections, groups of experts, and a layer that predicts a further token."""
-    file = plain(
-        "bailingmoe2",
-        layers=4,
-        norm="head",
-        mixture=dict(biased=True, shared=64),
-        first=1,
-        nextn_predict_layers=1,
-        leading_dense_block_count=1,
-        expert_shared_count=1,
-        expert_shared_feed_forward_length=64,
-        expert_gating_func=2,
-        expert_weights_scale=2.5,
-        expert_weights_norm=True,
-        expert_group_count=4,
-        expert_group_used_count=2,
-    )
+    file = plain("bailingmoe2", layers=4, norm="head", mixture=dict(biased=True, shared=64), first=1, nextn_predict_layers=1,
+        leading_dense_block_count=1, expert_shared_count=1, expert_shared_feed_forward_length=64, expert_gating_func=2,
+        expert_weights_scale=2.5, expert_weights_norm=True, expert_group_count=4, expert_group_used_count=2)  # fmt: skip
     for layer in range(3):
         parts = [file.tensors.pop(f"blk.{layer}.attn_{part}.weight") for part in "qkv"]
         file.tensors[f"blk.{layer}.attn_qkv.weight"] = np.concatenate(parts)

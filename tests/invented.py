@@ -12,19 +12,9 @@ from kit.lab.measuring.machine import Machine
 MACHINE = Machine(
     "m", "cpu", 2, 2**34, 2**34, read_gbps=20.0, write_gbps=10.0, copy_gbps=15.0, fresh_gbps=5.0, f32_gflops=100.0
 )
-ENGINES = pd.DataFrame(
-    {
-        "load": 0.1,
-        "first": 0.1,
-        "tok/s": [10.0, 20.0],
-        peers.TIMES: [0.5, 1.0],
-        "agree": 8,
-        "resident": 1e8,
-        "cores of others": 0.0,
-        "reason": "",
-    },
-    ["kit", peers.PEER],
-).assign(**dict.fromkeys((peers.KL, "± nats", peers.SAME), float("nan")))
+ENGINES = pd.DataFrame({"load": 0.1, "first": 0.1, "tok/s": [10.0, 20.0], peers.TIMES: [0.5, 1.0], "agree": 8, "resident": 1e8,
+    "cores of others": 0.0, "reason": ""},
+    ["kit", peers.PEER]).assign(**dict.fromkeys((peers.KL, "± nats", peers.SAME), float("nan")))  # fmt: skip
 
 
 def server(seconds=0.1, waited=0.7, others=0.1, threads=8, least=0.02):
@@ -41,13 +31,8 @@ def server(seconds=0.1, waited=0.7, others=0.1, threads=8, least=0.02):
 def pasted_data(seconds, threads, least, found):
     """What that server's answer is as plain data, of a file of 400 MB on a machine of 20 GB/s."""
     engine = {"name": "llama-server", "version": "b1", "threads": threads, "label": "xllamacpp"}
-    decode = {
-        "name": "tg10",
-        "seconds": seconds,
-        "tokens_per_second": 1 / seconds,
-        "interval": [seconds, seconds],
-        "others": 0.1,
-    }
+    decode = {"name": "tg10", "seconds": seconds, "tokens_per_second": 1 / seconds, "interval": [seconds, seconds],
+        "others": 0.1}  # fmt: skip
     prompt = {"name": "pp64", "seconds": seconds / 4, "tokens_per_second": 4 / seconds, "interval": None}
     record = {"engine": engine, "decode": decode, "prompt": prompt, "mbu": least / seconds, "causes": found}
     work = {"token_bytes": 4e8, "token_operations": 1e9, "prompt_bytes": 4e8, "prompt_operations": 6e10, "tokens": 64}

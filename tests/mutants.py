@@ -179,7 +179,6 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
     "kit.lab.report.sweep.page": ["tests/report/test_sweep_by_hand.py"],
     "kit.lab.report.sweep.decode": [
         "tests/report/test_sweep_by_hand.py",
-        "tests/test_sweep.py::test_a_capacity_is_bytes_or_a_share",
         "tests/test_sweep.py::test_a_wrong_way_is_one_clear_error",
     ],
     "kit.lab.report.sweep.run": ["tests/report/test_sweep_by_hand.py"],

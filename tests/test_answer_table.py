@@ -59,13 +59,6 @@ def test_the_verdict_turns_with_the_share():
         assert ("only fewer bits" in answer_table.verdict([own[0]._replace(of_limit=share)])) is only
 
 
-def test_speeds_whose_intervals_touch_are_not_apart():
-    by_name = {row.name: row for row in ROWS}
-    assert not answer_table.apart(by_name["int8"], by_name["llama.cpp"])
-    assert answer_table.apart(by_name["int8"], by_name["exact"])
-    assert not answer_table.apart(by_name["int8"], by_name["limit of memory"])
-
-
 def test_an_engine_of_kit_is_named_once():
     """An option that is no way had the row "kit, kit -t 2"."""
     data = {

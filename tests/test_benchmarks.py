@@ -434,15 +434,8 @@ def test_a_missed_goal_has_its_reason_by_part():
     rows = [{"model": "m", "engine": "transformers", "reason": "", "prefill": 1000.0}]
     rows.append({"model": "m", "engine": "kit in transformers", "reason": "", "prefill": 1024.0, "speed": 10.0,
                  "of transformers": 2.0, "of llama.cpp": 9.0})  # fmt: skip
-    parts = {
-        "token": 90e3,
-        "ffn_up": 50e3,
-        "ffn_down": 25e3,
-        "attention": 5e3,
-        "rest": 10e3,
-        "transformers": 2e3,
-        "engine": 8e3,
-    }
+    parts = {"token": 90e3, "ffn_up": 50e3, "ffn_down": 25e3, "attention": 5e3, "rest": 10e3, "transformers": 2e3,
+        "engine": 8e3}  # fmt: skip
     profile = [{"model": "m", "way": "kit.hf", "part": part, "us": us, "GB/s": 20.0} for part, us in parts.items()]
     told = hf.reasons(rows, {"rows": [*profile, profile[1] | {"model": "another"}]}).splitlines()
     assert told == [
@@ -462,12 +455,8 @@ def run_of(folder, started, commit="c" * 12, model="", pages=True, **outcome):
     state = {"request": request, "machine_id": "m", "kit_version": "0", "commit": commit, "started": started}
     state |= {"notebooks": dict.fromkeys(names, of), "planned": names, "schema_version": 1}
     (folder / "run.json").write_text(json.dumps(state))
-    for name in (
-        "index.html",
-        "peers.json",
-        "measurements.ndjson",
-        *(f"{name}.{kind}" for name in names for kind in ("html", "jsonl")),
-    ):
+    for name in ("index.html", "peers.json", "measurements.ndjson",
+        *(f"{name}.{kind}" for name in names for kind in ("html", "jsonl"))):  # fmt: skip
         if pages or not name.endswith("html"):
             (folder / name).write_text("")
     return folder

@@ -115,17 +115,8 @@ def test_explain_refuses_its_own_advice_as_well(files, crowded, monkeypatch):
     monkeypatch.setattr(sentences, "sections", kept)
     text = run("explain", files["tiny-llama"], "--tokens", "2").stdout
     assert text.lstrip().startswith(LINE) and text.count(LINE) == 1
-    for word in (
-        "With kit:",
-        "With llama.cpp or Ollama",
-        "of the limit",
-        "OPPORTUNITIES",
-        "At most",
-        "times as fast",
-        "WHERE A TOKEN",
-        "reads the file again",
-        "which costs",
-    ):
+    for word in ("With kit:", "With llama.cpp or Ollama", "of the limit", "OPPORTUNITIES", "At most", "times as fast",
+        "WHERE A TOKEN", "reads the file again", "which costs"):  # fmt: skip
         assert word not in text, word
     assert "No advice: close what else runs" in text
     assert {row["kind"] for row in data["answer"]["table"]} == {"kit"}, "JSON has the rows of the printed table"

@@ -77,7 +77,7 @@ def test_threads_are_woken_where_that_is_often(sleeps, faults, woken):
 def test_causes_of_windows_are_their_means_and_add_up():
     found = {cause.name: cause for cause in account([{"memory": 1.0, "disk": 0.2}, {"memory": 3.0}], DEEP)}
     assert {name: cause.seconds for name, cause in found.items()} == {"memory": 2.0, "disk": 0.1, "unexplained": 0.0}
-    assert (found["memory"].low, found["memory"].high) == (1.0, 3.0), "two samples say no more than both"
+    assert 0 < found["memory"].low < 0.01 and found["memory"].high > 1000, "two samples say next to nothing"
     assert {cause.of for cause in found.values()} == {DEEP}
     (alone, none) = account([{"memory": 2.0}])
     assert (alone.low, alone.high, alone.of, none.seconds) == (2.0, 2.0, DECODE, 0.0)

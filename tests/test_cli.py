@@ -155,12 +155,8 @@ def test_importing_kit_sets_no_variable_and_its_own_processes_do():
         values = {*ast.literal_eval(done.stdout.splitlines()[-1]).values()}
         assert values == ({None} if expected is None else {*kit.TORCH_VARIABLES.values()}), source
     mine = dict.fromkeys(kit.TORCH_VARIABLES, "mine")
-    assert (
-        "mine"
-        in subprocess.run(
-            [sys.executable, "-c", "import os, kit; kit.tune_torch(); " + told], env=bare | mine, capture_output=True, text=True
-        ).stdout
-    )
+    assert ("mine" in subprocess.run([sys.executable, "-c", "import os, kit; kit.tune_torch(); " + told], env=bare | mine,
+        capture_output=True, text=True).stdout)  # fmt: skip
 
 
 def test_a_size_that_is_none_is_refused_before_anything_runs(tmp_path):

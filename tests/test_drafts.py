@@ -23,16 +23,8 @@ from kit.system import paths
 
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 12)]
 # attention of each kind, mixtures, and recurrent layers
-KINDS = [
-    "tiny-llama",
-    "tiny-gemma3",
-    "tiny-gpt-oss",
-    "tiny-qwen3moe",
-    "tiny-phi3",
-    "deepseek2-dense",
-    "tiny-qwen35",
-    "granitehybrid-moe",
-]
+KINDS = ["tiny-llama", "tiny-gemma3", "tiny-gpt-oss", "tiny-qwen3moe", "tiny-phi3", "deepseek2-dense", "tiny-qwen35",
+    "granitehybrid-moe"]  # fmt: skip
 
 
 # what these lack: rows of a table per layer, streams, and states of other kinds

@@ -245,24 +245,12 @@ def test_the_factor_of_page_10_is_of_the_prediction_that_did_not_know_what_was_r
     late = {"read": np.array([5e9, 5e9]), "beyond": np.array([1.0, 1.0])}
     run = SimpleNamespace(way=name, median=seconds.get, late=late.get, mean=lambda what: 5e9, hit_rate=0.25)
     live = SimpleNamespace(expert_bytes=np.array([0, 10]), cycle=40)
-    facts = {
-        "routes": live,
-        "compute": {offload.OFFLOADS[name].holds: 1.0},
-        "output": 1.0,
-        "keep": 100,
-        "most": 100,
-        "dense": 50,
-    }
+    facts = {"routes": live, "compute": {offload.OFFLOADS[name].holds: 1.0}, "output": 1.0, "keep": 100, "most": 100,
+        "dense": 50}  # fmt: skip
     lab = SimpleNamespace(machine=SimpleNamespace(read_gbps=10.0))
     ways = SimpleNamespace(OFFLOADS=offload.OFFLOADS, record_tokens=lambda *_: None)
-    named = {
-        "facts": facts | {"fastest": 2.0, "told": "", "under": ""},
-        "runs": [run],
-        "lab": lab,
-        "path": Path("m"),
-        "np": np,
-        "frame": frame,
-    }
+    named = {"facts": facts | {"fastest": 2.0, "told": "", "under": ""}, "runs": [run], "lab": lab, "path": Path("m"), "np": np,
+        "frame": frame}  # fmt: skip
     named |= {"expert_ways": ways, "replayed": lambda *_: (np.array([1e9, 1e9]), np.array([0.5, 0.5]))}
     exec(source, named)  # with the list of its loops in one namespace
     assert named["table"].loc[name].to_dict() == {
@@ -325,11 +313,8 @@ def test_the_ways_of_a_run_are_measured_in_a_child(recorded, tmp_path, monkeypat
     facts, runs = expert_ways.measured(
         model, str(out), tmp_path, share=0.8, tokens=13, ways=("mapped", "slots past it, 2 readers")
     )
-    assert (
-        [run.way for run in runs] == ["slots past it, 2 readers"]
-        and facts["limit"] is None
-        and min(facts["compute"].values()) > 1
-    )
+    assert ([run.way for run in runs] == ["slots past it, 2 readers"] and facts["limit"] is None
+        and min(facts["compute"].values()) > 1)  # fmt: skip
     assert len(runs[0].disk) == len(runs[0].output) == 13 and facts["fastest"] >= max(runs[0].disk) >= facts["disk"] > 0
 
 

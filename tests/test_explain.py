@@ -6,7 +6,6 @@ import re
 import shlex
 import time
 from dataclasses import replace
-from random import Random
 
 import cells
 import documented
@@ -24,7 +23,7 @@ from test_gguf_reader import assemble
 
 import kit
 from benchmarks._oracle import write
-from kit.cache.traces import Requests, repeated
+from kit.cache.traces import repeated
 from kit.errors import TraceError
 from kit.lab.commands import cli
 from kit.lab.explaining import answer, sentences, tables
@@ -35,10 +34,9 @@ from kit.lab.explaining.study import Study
 from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.process import process_bytes
 from kit.lab.predicting import oracle
-from kit.lab.predicting.measured import DTYPES, FUSED, Cost, Kind, measure_costs
-from kit.lab.predicting.order import Order, order_of
-from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, UsedTensor, Way, predict, slot_waits, used_tensors
-from kit.system.rows import PAGE
+from kit.lab.predicting.measured import DTYPES, FUSED, Cost, measure_costs
+from kit.lab.predicting.order import order_of
+from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, Way, predict, used_tensors
 from kit.units import format_bytes, format_seconds
 
 
@@ -80,13 +78,6 @@ def test_the_order_is_that_of_a_decode(path):
     assert len(order.seconds) == 2 and 0 <= order.rest <= max(order.seconds)
 
 
-def test_only_the_experts_that_were_used_are_in_the_order(folder):
-    with kit.open(model_files.write(folder, "tiny-qwen3moe", "Q4_K_M")) as file:
-        order = order_of(file, 3)
-    gates = [sum("ffn_gate_exps" in name for name in token) for token in order.tokens]
-    assert gates == [2 * 2] * 3  # two of eight experts in each of two layers
-
-
 def test_tensors_of_four_dimensions_have_a_cost(folder):
     """A convolution's weights and a stack of experts of such, in the file of a model that does not run."""
 
@@ -118,34 +109,6 @@ def test_a_file_that_cannot_be_run_is_walked(odd):
 
 # --- predictions: costs that are known, so that seconds can be added up by hand --------------------------------------
 
-SIZES = st.lists(st.integers(1, 40), min_size=2, max_size=8)
-
-
-def invented(sizes, tokens=4):
-    names = [f"blk.{i}.weight" for i in range(len(sizes))]
-    kinds = {name: Kind("Q4_K", (size, 1)) for name, size in zip(names, sizes, strict=True)}
-    parts = {name: UsedTensor(kinds[name], size) for name, size in zip(names, sizes, strict=True)}
-    costs = {kind: Cost({"float32": kind.shape[0]}, {"float32": 0.25}, {"fused": 0.125}) for kind in kinds.values()}
-    return parts, Order([names] * tokens, rest=3.0), costs
-
-
-@given(SIZES, st.floats(0.05, 0.95))
-def test_predicted_seconds_are_those_of_each_use_and_each_miss(sizes, share):
-    parts, order, costs = invented(sizes)
-    capacity = max(1, int(share * 4 * sum(sizes)))
-    work, load = 3.0 + 0.25 * len(sizes), sum(sizes)
-    assert predict(LAZY, parts, order, costs, MACHINE).seconds == pytest.approx(work + load)
-    assert predict(Way("HashMap"), parts, order, costs, MACHINE).seconds == pytest.approx(work)
-    assert predict(BLOCKS, parts, order, costs, MACHINE).seconds == pytest.approx(3.0 + 0.125 * len(sizes))
-    kept, missed, room = [], [0], capacity
-    for size in sizes:  # the first that fit stay
-        fits = 4 * size <= room
-        (kept if fits else missed).append(size)
-        room -= 4 * size * fits
-    pinned = predict(Way("Pinned", capacity), parts, order, costs, MACHINE)
-    assert pinned.seconds == pytest.approx(work + sum(missed))
-    assert (pinned.held, pinned.pages) == (4 * (sum(kept) + max(missed)), sum(missed))
-
 
 @pytest.mark.parametrize("way", [LAZY, Way("LRU", 2 << 20), Way("Pinned", 2 << 20, "float16"), Way("CyclicAware", 3 << 20)])
 def test_a_live_decode_hits_what_was_predicted(study, way):
@@ -159,31 +122,6 @@ def test_a_live_decode_hits_what_was_predicted(study, way):
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-@given(SIZES, st.floats(0.05, 1.2))
-def test_no_policy_beats_the_bound(sizes, share):
-    accesses = repeated([(str(i), size) for i, size in enumerate(sizes)], 4)
-    memory = max(1, int(share * sum(sizes)))
-    table = tables.policies(accesses, memory)
-    assert table["bytes limit"].iloc[0] == pytest.approx(min(1, memory / sum(sizes)))
-    assert (table["bytes hit"] <= table["bytes limit"] + 1e-9).all()
-    assert (table["peak"] <= memory).all()
-
-
-def test_a_trace_without_tokens_counts_from_its_start():
-    accesses = Requests(["a", "b", "a"], [1, 1, 1], [0, 0, 0])
-    assert tables.policies(accesses, 2, ("LRU",)).loc["LRU", "hit rate"] == pytest.approx(1 / 3)
-
-
-def test_families_add_up_to_the_whole(study):
-    table = tables.families(study.file, study.order, study.costs).drop(tables.REST)
-    used = {name: study.file.tensors[name] for name in study.order.names}
-    assert table["in the file"].sum() == sum(info.nbytes for info in used.values())
-    assert table["in float32"].sum() == 4 * sum(info.elements for info in used.values())
-    assert table["share"].sum() == pytest.approx(1)
-    assert table.loc["ffn_up", "uses"] == 2
-    assert (table["each time"] >= table["kept"]).all() and (table["kept"] > 0).all()
-
-
 def test_no_time_of_a_use_reads_as_nothing(study):
     """Where the difference of two measurements is below zero, or a program fetches a vector in its rest, none is told."""
     ones = dict.fromkeys(DTYPES, 1e-3)
@@ -195,19 +133,6 @@ def test_no_time_of_a_use_reads_as_nothing(study):
         told = tables.formatted(table)
         assert not told.isin(["0 s"]).any().any()
         assert told.loc["attn_norm", "from blocks"] == ("2.00 s" if order.reason else "–")
-
-
-def test_what_an_lru_loads_goes_into_memory_that_the_caches_do_not_hold(monkeypatch, study):
-    """It takes the place of what was used longest ago; a pinned set's misses share one place, which the caches hold."""
-    parts, order, costs = invented([40] * 4)
-    costs = {kind: replace(cost, cold={"float32": 100.0}) for kind, cost in costs.items()}
-    work, room = 3.0 + 4 * 0.25, 3 * 160
-    seconds = lambda *way: predict(Way(*way), parts, order, costs, MACHINE).seconds - work  # noqa: E731
-    monkeypatch.setattr("kit.lab.predicting.ways.last_level_cache", lambda: 2 * room - 1)
-    assert [seconds("LRU", room), seconds("Pinned", room), seconds("NoCache")] == [4 * 100, 40, 4 * 40]
-    monkeypatch.setattr("kit.lab.predicting.ways.last_level_cache", lambda: 2 * room)
-    assert seconds("LRU", room) == 4 * 40
-    assert all(cost.cold.keys() == {"float32"} for cost in study.costs.values())
 
 
 def test_a_use_that_is_not_kept_has_a_price_of_its_own(study):
@@ -236,30 +161,6 @@ def test_a_label_reads_as_a_person_would_say_it():
     assert Way("Unbounded").label == Way("HashMap").label
 
 
-def test_advice_starts_with_what_kit_generate_does_and_sorts_the_rest(study):
-    now, *others = study.predictions
-    assert now.way == BLOCKS
-    assert [p.seconds for p in others] == sorted(p.seconds for p in others)
-    assert Way("LRU", study.memory) in [p.way for p in others] and Way("HashMap") not in [
-        p.way for p in others
-    ]  # 5 MiB do not fit 2
-
-
-def test_int8_activations_are_no_choice_where_no_weight_is_quantized(odd):
-    with kit.open(odd) as file:
-        order = order_of(file, 2)
-        ones = dict.fromkeys(DTYPES, 1.0)
-        cost = Cost(ones, ones, dict.fromkeys(FUSED, 1.0))
-        costs = {part.kind: cost for part in used_tensors(file, order).values()}
-        ways = [found.way for found in tables.advice(file, order, costs, MACHINE, 1 << 20)]
-    assert BLOCKS in ways and BLOCK_WAYS[-1] not in ways
-
-
-def test_a_memory_that_holds_all_needs_no_choice():
-    ways = tables.candidates(lambda dtype: 100, 100)
-    assert {way.policy for way in ways[1:]} == {"HashMap", "NoCache"}
-
-
 @given(st.lists(st.tuples(st.text(max_size=200), st.text(max_size=9)), min_size=1, max_size=5))
 def test_text_fits_the_terminal_and_cannot_move_its_cursor(rows):
     frame = pd.DataFrame({"a number": [value for _, value in rows]}, index=pd.Index([name for name, _ in rows], name="name"))
@@ -267,14 +168,6 @@ def test_text_fits_the_terminal_and_cannot_move_its_cursor(rows):
     assert len(lines) == len(rows) + 1
     for line in lines:
         assert len(line) <= MOST and line.isprintable()
-
-
-def test_rows_of_a_narrow_terminal_can_be_told_apart(monkeypatch):
-    """Three ways of --machine were "block..." at 40 columns."""
-    monkeypatch.setenv("COLUMNS", "40")
-    ways = ["blocks, mapped", "blocks, mapped and locked", "blocks, read into memory"]
-    frame = pd.DataFrame({"each": ["." * 36] * 3}, index=pd.Index(ways, name="way"))
-    assert [line.strip(" .") for line in tables.as_text(frame).split("\n")[1:]] == ways
 
 
 # --- traces from elsewhere -------------------------------------------------------------------------------------------
@@ -356,27 +249,6 @@ def test_every_printed_command_runs_as_printed(folder, tmp_path_factory, monkeyp
 def test_memory_that_the_process_alone_takes_is_one_error(path):
     told = CliRunner().invoke(cli.main, ["explain", str(path), "--memory", "300MiB"])
     assert told.exit_code == 2 and "the process alone takes" in told.output and told.output.count("\n") == 1
-
-
-def test_what_slots_wait_for_is_what_their_policy_misses():
-    """Three layers of two experts from four; two tokens warm up, then each token misses what an LRU by hand misses."""
-    random, sizes = Random(3), {"gate": 300, "up": 500}
-    tokens = [
-        [f"blk.{layer}.ffn_{part}_exps.weight[{expert}]" for layer in range(3) for expert in sorted(random.sample(range(4), 2))
-         for part in sizes]
-        for _ in range(8)
-    ]  # fmt: skip
-    block = lambda name: sizes[name.split("_")[1]]  # noqa: E731
-    for slots in (1, 4, 7, 12):
-        found = slot_waits(tokens, block, (slots + 2) * 4 * PAGE, "LRU", 1e-9, 0.0)
-        held, missed = [], []
-        for token in tokens:
-            missed.append(0)
-            for key in dict.fromkeys((name.split("_")[0], name[name.index("[") :]) for name in token):
-                missed[-1] += 800 * (key not in held)
-                held = [*(other for other in held if other != key), key][-slots:]
-        assert found.missed == pytest.approx(np.mean(missed[4:])) and found.hits == pytest.approx(1 - found.missed / 4800)
-        assert found.least <= found.missed and found.wait == pytest.approx(found.missed)  # a byte per second
 
 
 # --- controls --------------------------------------------------------------------------------------------------------
@@ -462,13 +334,8 @@ def test_the_command_as_json(run, path, tmp_path):
     assert all(isinstance(row["size_bytes"], (int, float)) and row["bytes_per_token"] > 0 for row in told["holds"])
     assert not texts_of_bytes(told), "numbers, no text of them"
     assert {row["cpu_float32"] for row in told["exactness"]} == {"equal"}
-    assert [row["precision"] for row in told["quality"]] == [
-        "float32",
-        "float16",
-        "bfloat16",
-        "int16 activations",
-        "int8 activations",
-    ]
+    assert [row["precision"] for row in told["quality"]] == ["float32", "float16", "bfloat16", "int16 activations",
+        "int8 activations"]  # fmt: skip
     assert all(row["kl"] > 0 for row in told["quality"][1:]) and not told["no_quality"]
 
 
@@ -559,16 +426,6 @@ def test_a_minute_does_not_count_the_compiling_of_kernels(study, monkeypatch):
     assert not measuring.measure_best(fresh, 0) and "a minute had passed" in sentences.advise(answer.of(fresh))
 
 
-def test_a_way_that_rounds_says_what_that_does(study, monkeypatch):
-    monkeypatch.setitem(study.__dict__, "losses", {})  # another test may have measured this file's
-    reached = lambda: {row["precision"]: row["same"] for row in answer.of(study).data["reached"]}  # noqa: E731
-    assert (found := reached())["float32"] == 1.0 and found["int16 activations"] is None
-    study.losses["int16 activations"] = {"same": 0.98, "kl": 0.0079}
-    assert reached()["int16 activations"] == 0.98
-    monkeypatch.setitem(study.__dict__, "losses", "no tokenizer")
-    assert reached()["int16 activations"] is None
-
-
 def test_what_quality_measures_is_known_from_then_on(path, monkeypatch):
     table = pd.DataFrame({"same": {"int8 activations": 0.98}, "kl": {"int8 activations": 0.0079}})
     monkeypatch.setattr("kit.lab.explaining.study.quality", lambda *_: table)
@@ -578,22 +435,6 @@ def test_what_quality_measures_is_known_from_then_on(path, monkeypatch):
     refused = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
     monkeypatch.setattr("kit.lab.explaining.study.kept", lambda *_: (_ for _ in ()).throw(kit.KitError("no tokenizer")))
     assert refused.losses == refused.quality == "no tokenizer"
-
-
-def test_a_gain_is_told_with_the_loss_that_it_costs(path):
-    """As a sentence: "1.06 times as fast, if the quality does" was none. Where llama.cpp's speed is, its loss is known, too."""
-    study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
-    ways = {way: Reading(way.label, "", (seconds,)) for way, seconds in ((BLOCK_WAYS[-1], 1), (BLOCKS, 2))}
-    start = "With kit: take int8, 2.00 times as fast, if you accept their loss of quality"
-    study.__dict__["losses"] = losses = {}
-    found = answer.Conclusion(study, ways, BLOCKS, None, losses)
-    assert answer._change(found)[0] == f"{start} (measured below)."
-    losses |= {"int8 activations": {"kl": 0.0016, "same": 0.981}, "llama.cpp, mmap 2026.1": {"kl": 0.0014, "same": 0.986}}
-    assert answer._change(found)[0] == f"{start} (the same next token as exact in 98.1% of positions)."
-    assert found.same("llama.cpp") == 0.986
-    losses.clear()
-    study.__dict__["losses"] = "no tokenizer"
-    assert answer._change(found)[0] == f"{start} (not measured)."
 
 
 def test_nothing_is_to_change_only_where_the_default_is_as_fast(path):

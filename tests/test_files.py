@@ -184,12 +184,8 @@ def test_a_read_only_file_system_is_the_reason_that_is_said(tmp_path, monkeypatc
 def test_matplotlib_says_nothing_of_its_folder(tmp_path):
     """Two lines of it stood before each answer where the home may not be written."""
     (tmp_path / "home").write_text("")
-    given = os.environ | {
-        "HOME": str(tmp_path / "home"),
-        "PYTHONPATH": str(paths.ROOT),
-        "XDG_CONFIG_HOME": "",
-        "MPLCONFIGDIR": "",
-    }
+    given = os.environ | {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(paths.ROOT), "XDG_CONFIG_HOME": "",
+        "MPLCONFIGDIR": ""}  # fmt: skip
     done = subprocess.run([sys.executable, "-c", "import kit.lab.figures"], env=given, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -301,11 +301,8 @@ def test_a_cpu_has_one_name_in_texts():
     known = [(family, model) for family, models in identity._ZEN for model in models]
     assert len(known) == len({*known}), "a model has one name"
     named = lambda name, family, model: identity.processor(name, {"cpu family": family, "model": model})  # noqa: E731
-    assert [named("AMD EPYC", *each) for each in (("25", "1"), ("25", "17"), ("26", "2"))] == [
-        "AMD Zen 3",
-        "AMD Zen 4",
-        "AMD Zen 5",
-    ]
+    assert [named("AMD EPYC", *each) for each in (("25", "1"), ("25", "17"), ("26", "2"))] == ["AMD Zen 3", "AMD Zen 4",
+        "AMD Zen 5"]  # fmt: skip
     assert identity.processor("AMD EPYC", {}) == named("AMD EPYC", "26", "999") == "AMD EPYC"
     assert named("Intel(R) Xeon(R)", "25", "1") == "Intel(R) Xeon(R)"
     assert replace(MACHINE, cpu="AMD EPYC", cores=1).told == "AMD EPYC, 1 core"

@@ -170,7 +170,6 @@ def test_the_command_as_json(path, model, cache, shown):
     "args,message",
     [
         (("-p", "a", "--tokens", "1"), "give exactly one of -p, --prompt-file and --tokens"),
-        (("-p", "a", "--linear", "fused-int8", "--cache", "lru:20MiB"), "--cache has no effect"),
         (("-p", "a", "--linear", "fused", "--backend", "reference"), "--backend has no effect"),
         (("-p", "a", "--top-k", "5"), "--top-k has no effect at --temperature 0"),
         (("-p", "a", "--system", "b"), "--system has no effect"),
@@ -181,7 +180,6 @@ def test_the_command_as_json(path, model, cache, shown):
         ((), "give exactly one of -p, --prompt-file and --tokens"),
         (("--tokens", "1,x"), "is not a list of token ids"),
         (("-p", "a", "--cache", "most"), "not one of none, all, auto, lru:SIZE"),
-        (("-p", "a", "--cache", "lru"), "not one of none, all, auto, lru:SIZE"),
         (("-p", "a", "--attention", "magic"), "'magic' is not known; choose one of"),
         (("-p", "a", "--backend", "magic"), "magic"),
         (("--tokens", "999"), "token 999 is outside the vocabulary of 512"),
@@ -192,14 +190,6 @@ def test_the_command_fails_in_one_line(path, args, message):
     result = run(path, *args)
     assert result.exit_code == 2 and message in result.stderr.replace("\n", " ")
     assert "Traceback" not in result.stderr
-
-
-def test_auto_is_what_its_help_says(path):
-    """--cache auto, as every other --cache, asks for dequantized weights."""
-    values = json.loads(run(path, "--tokens", "5,6", "-n", 2, "--json", "--cache", "auto").stdout)
-    assert (values["linear"], values["cache"]) == ("dequantized", "HashMap()")
-    values = json.loads(run(path, "--tokens", "5,6", "-n", 2, "--json").stdout)
-    assert (values["linear"], values["cache"]) == ("fused", "straight from the file")
 
 
 @pytest.mark.parametrize(
@@ -277,11 +267,3 @@ def test_a_prompt_has_a_bar_on_a_terminal_and_none_in_a_file(path, monkeypatch):
         kit.generate(model, [5] * 40, max_tokens=2, on_text=lambda _, trace=trace: None if trace.bar is None else pytest.fail())
         assert trace.bar is None and ("100%|" in shown.getvalue()) == terminal
         assert (bar.total == bar.n == entries) or not terminal
-
-
-def test_the_bound_is_memorys_speed_by_the_bytes_of_a_token(path):
-    values = json.loads(run(path, "--tokens", "5,6 7", "-n", 4, "--json", "--ignore-end").stdout)
-    nbytes = values["decode_gb_per_second"] / values["decode_tokens_per_second"] * 1e9
-    assert values["decode_bound_tokens_per_second"] == pytest.approx(values["read_gbps"] * 1e9 / nbytes)
-    assert json.loads(run(path, "--tokens", "5", "-n", 1, "--json").stdout)["decode_bound_tokens_per_second"] is None
-    assert "GB/s, the most that memory gave here" in run(path, "--tokens", "5", "-n", 3, "--ignore-end").stderr

@@ -6,7 +6,6 @@ import pytest
 
 from kit.cache.policies.partitioned import ByLayer
 from kit.cache.policies.pinned import Pinned
-from kit.cache.stats import Stats
 from kit.errors import ModelError
 from kit.gguf import cut, names, uses
 from kit.gguf.metadata import MetadataArray
@@ -75,13 +74,8 @@ def used(metadata=None, **shapes):
 
 def test_what_a_token_uses_of_each_tensor_and_when():
     mixture = {"blk_1_ffn_up_exps": (8, 2, 4), "blk_1_ffn_gate_inp": (8, 4), "output": (9, 4), "output_norm": (4,)}
-    mixture |= {
-        "blk_0_attn_q": (4, 4),
-        "blk_0_attn_norm": (4,),
-        "blk_0_odd": (3, 2, 2),
-        "token_embd": (9, 4),
-        "rope_freqs": (4,),
-    }
+    mixture |= {"blk_0_attn_q": (4, 4), "blk_0_attn_norm": (4,), "blk_0_odd": (3, 2, 2), "token_embd": (9, 4),
+        "rope_freqs": (4,)}  # fmt: skip
     found = used({"block_count": 2, "expert_used_count": 3}, **mixture)
     assert [*found] == [
         "token_embd", "blk.0.attn_norm", "blk.0.attn_q", "blk.0.odd", "blk.1.ffn_gate_inp", "blk.1.ffn_up_exps", "output_norm",
@@ -142,18 +136,12 @@ def test_what_is_assumed_is_said():
     assert said(ahead, token_embd=(9, 4), **{"blk_1_nextn.x": (4,)}) == "without the last 1 layer, which predict further tokens"
 
 
-def test_small_policies_and_their_counts_by_hand():
+def test_small_policies_by_hand():
     parts = ByLayer(7, layers=2)
     for key, evicted in (("blk.0.a", []), ("blk.1.a", []), ("blk.0.b", ["blk.0.a"]), ("blk.2.c", ["blk.0.b"])):
         assert not parts.request(key, 2) and parts.insert(key, 2) == evicted
-    assert (
-        parts.resident_bytes == 4
-        and parts.insert("blk.0.d", 4) is None
-        and (small := ByLayer(1, layers=5)).insert("blk.0.a", 1) == []
-    )
+    assert (parts.resident_bytes == 4 and parts.insert("blk.0.d", 4) is None
+        and (small := ByLayer(1, layers=5)).insert("blk.0.a", 1) == [])  # fmt: skip
     assert small.insert("blk.0.b", 1) == ["blk.0.a"]
     pinned = Pinned(3, names="ab")
     assert [pinned.insert(key, size) for key, size in (("c", 1), ("a", 2), ("b", 2), ("b", 1))] == [None, [], None, []]
-    counts = Stats(hits=1, misses=2, shared=3, prefetched=4, errors=10, bytes_requested=8, bytes_hit=2)
-    assert (counts.gets, counts.hit_rate, counts.byte_hit_rate) == (20, 0.05, 0.25)
-    assert (Stats().hit_rate, Stats().byte_hit_rate, Stats().gets) == (0.0, 0.0, 0)

@@ -16,7 +16,6 @@ import kit
 from kit.errors import GGUFError
 from kit.gguf import forks
 from kit.gguf.formats import BY_ID, FORMATS
-from kit.gguf.names import layer_of
 
 
 def text(value, order="<"):
@@ -190,14 +189,6 @@ def test_empty_tensors_scalars_and_odd_names(tmp_path):
         assert [file.tensors[name].shape for name in names] == [(0,), (0, 32), (), (5, 0)]
         assert [file.blocks(name).shape for name in names] == [(0,), (0, 128), (4,), (5, 0)]
         assert file.blocks("blk.3.\x1b[31m\n").size == 0 and file.blocks("名\u202e<script>").view("<f4") == [7]
-
-
-@pytest.mark.parametrize(
-    "name, layer", [("blk.0.x", 0), ("blk.17.x", 17), ("blk.x", -1), ("blk.1", -1), ("token_embd.weight", -1),
-                    ("blk.²." + "x", -1), ("xblk.1.x", -1), ("blk." + "9" * 30 + ".x", -1)]
-)  # fmt: skip
-def test_layer_of(name, layer):
-    assert layer_of(name) == layer
 
 
 @settings(max_examples=60, deadline=None)

@@ -69,12 +69,8 @@ def test_headings_become_keys():
 
 def test_kit_quants_prints_what_is_documented(tmp_path, monkeypatch):
     files = [model_files.write(tmp_path, "tiny-llama", qtype) for qtype in ("Q8_0", "Q4_0")]
-    row = dict.fromkeys([*quants.COLUMNS, *quants.KEY], 1.5) | {
-        "samples": [1.0, 2.0],
-        "best": True,
-        "others": 0.0,
-        "way": "exact",
-    }
+    row = dict.fromkeys([*quants.COLUMNS, *quants.KEY], 1.5) | {"samples": [1.0, 2.0], "best": True, "others": 0.0,
+        "way": "exact"}  # fmt: skip
     table = pd.DataFrame([{"file": path.name, **row, "bytes": np.int64(9), "memory": 8.0} for path in files]).set_index("file")
     monkeypatch.setattr(quants, "study", lambda *given, **more: table)
     done = CliRunner().invoke(cli.main, ["quants", *map(str, files), "--json"])

@@ -220,26 +220,8 @@ def test_factors_of_long_contexts_are_applied_whatever_the_file_calls_them(folde
     assert np.abs(got - right).max() < 1e-3 * right.std()
 
 
-WRONG = (
-    True,
-    -1,
-    0,
-    0.0,
-    2.5,
-    -2.5,
-    float("nan"),
-    float("inf"),
-    1e308,
-    2**31 - 1,
-    2**63,
-    "x",
-    "",
-    [],
-    [0],
-    [2.5],
-    ["x"],
-    [True],
-)
+WRONG = (True, -1, 0, 0.0, 2.5, -2.5, float("nan"), float("inf"), 1e308, 2**31 - 1, 2**63, "x", "", [], [0], [2.5], ["x"],
+    [True])  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,8 @@ WORST = 1e-5  # of a token; half of all are below a third of it
 MORE = {"gemma3n": 10, "gemma3n-shared": 10}  # times that: gates cut at a number that all of them move
 
 
-AUTHORS = {
-    "gemma3n": reference_gemma3n.of,
-    "phimoe": reference_phimoe.of,
-    "dots3note": reference_dots3note.of,
-    "hy_v4": reference_hy_v4.of,
-}
+AUTHORS = {"gemma3n": reference_gemma3n.of, "phimoe": reference_phimoe.of, "dots3note": reference_dots3note.of,
+    "hy_v4": reference_hy_v4.of}  # fmt: skip
 
 
 def close(got, right, name="") -> bool:

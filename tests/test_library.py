@@ -7,18 +7,8 @@ import sys
 import model_files
 import pytest
 
-REFUSED = (
-    "jupyter",
-    "jupyterlab",
-    "notebook",
-    "IPython",
-    "nbformat",
-    "nbclient",
-    "papermill",
-    "matplotlib",
-    "pandas",
-    "kit.lab",
-)
+REFUSED = ("jupyter", "jupyterlab", "notebook", "IPython", "nbformat", "nbclient", "papermill", "matplotlib", "pandas",
+    "kit.lab")  # fmt: skip
 
 WITHOUT = """
 import sys

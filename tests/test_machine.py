@@ -1,7 +1,6 @@
 """The machine's facts."""
 
 import gc
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,25 +28,6 @@ def test_what_caches_give_is_no_limit_of_memory(monkeypatch):
     assert quants._speeds([Path("a")], [1], 1, 2, False)[2] == 20.0 == beforehand.reads().gbps
     ran = CliRunner().invoke(main, ["experts", "qwen", "--memory", "4GiB", "--disk", "2GB/s"])
     assert "memory: 20.0 GB/s, measured now" in " ".join(ran.output.split())
-
-
-def test_the_probe_is_read_back_unless_memory_became_faster_or_the_machine_is_another(tmp_path, monkeypatch):
-    found = machine.of_run(tmp_path)
-    for name in ("read_gbps", "write_gbps", "copy_gbps", "f32_gflops", "fresh_gbps"):
-        assert getattr(found, name) == max(found.samples[name]) > 0
-        assert found.methods[name]
-    now = state.State(found.read_gbps, found.write_gbps)
-    monkeypatch.setattr(machine.state, "probe_state", lambda: now)
-    monkeypatch.setattr(machine.state, "in_caches", lambda: False)  # of a CPU with large ones, whose probe says nothing
-    monkeypatch.setattr(machine, "probe", lambda: replace(found, read_gbps=1e6))
-    assert machine.of_run(tmp_path) == found  # not measured again
-    now = state.State(2 * found.read_gbps, found.write_gbps)
-    assert machine.of_run(tmp_path).read_gbps == 1e6  # memory was slow then: it is
-    assert found.seconds_to_read(found.read_gbps * 1e9) == 1.0
-    path = tmp_path / "environment.json"
-    path.write_text(path.read_text().replace(found.id, "someone-else"))
-    monkeypatch.setattr(machine, "probe", lambda: found)
-    assert machine.of_run(tmp_path) == found  # another machine's file is not believed
 
 
 def test_a_probe_of_memory_is_larger_than_the_caches_and_writes_as_fast_as_a_way_does(monkeypatch):
@@ -83,13 +63,6 @@ def test_fresh_memory_is_what_this_system_has_not_what_a_hypervisor_provides(mon
     assert found.fresh_gbps == max(found.samples["fresh_gbps"]) == 10 * found.samples["fresh_gbps"][0]
 
 
-def test_limits_that_nobody_reads_are_not_measured(monkeypatch):
-    monkeypatch.setattr(machine, "memory_available", lambda: 8 << 20)
-    found = machine.probe(leave_out=("copy_gbps", "f32_gflops"))
-    assert found.copy_gbps is None is found.f32_gflops and {*found.samples} == {"read_gbps", "write_gbps", "fresh_gbps"}
-    assert found.read_gbps == max(found.samples["read_gbps"])
-
-
 def test_limits_are_measured_by_large_pages_where_the_system_has_them(monkeypatch):
     """By small ones a plain read is up to 1.3 times slower (Zen 4), and what runs faster than its limit was the result."""
     setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -104,12 +77,6 @@ def test_limits_are_measured_by_large_pages_where_the_system_has_them(monkeypatc
     assert len(asked) == 3 and asked[-1] == asked[0]
 
 
-@pytest.mark.parametrize(("seconds", "side"), [((0.05, 0.001, 0.06), 2048), ((0.05, 0.04, 0.06), 256)])
-def test_a_busy_machine_is_not_taken_for_an_emulated_one(monkeypatch, seconds, side):
-    monkeypatch.setattr(measure, "time", lambda *_, **__: measure.Measurement(seconds, 0.05))
-    assert f" {side} x {side} " in machine.probe(leave_out=("copy_gbps",)).methods["f32_gflops"]
-
-
 def test_an_import_leaves_the_garbage_collector_as_it_was():
     for turn in (gc.enable, gc.disable, gc.enable):
         turn()
@@ -117,10 +84,6 @@ def test_an_import_leaves_the_garbage_collector_as_it_was():
         with kit.no_collection():
             assert not gc.isenabled()
         assert gc.isenabled() is before
-
-
-def test_memory_limit_is_the_cgroup_s_when_that_is_lower():
-    assert 0 < system.memory_limit() <= system.psutil.virtual_memory().total
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="only Linux says so")

@@ -37,13 +37,8 @@ def test_limits_are_amounts_over_seconds(timed, small, side):
     timed.small[0] = small
     samples, methods = machine._measured_limits(())
     nbytes = 1 << 20
-    right = {
-        "read_gbps": nbytes,
-        "write_gbps": nbytes,
-        "copy_gbps": 2 * nbytes,
-        "f32_gflops": 2 * side**3,
-        "fresh_gbps": nbytes / 2,
-    }
+    right = {"read_gbps": nbytes, "write_gbps": nbytes, "copy_gbps": 2 * nbytes, "f32_gflops": 2 * side**3,
+        "fresh_gbps": nbytes / 2}  # fmt: skip
     assert {name: max(rates) for name, rates in samples.items()} == pytest.approx(
         {name: amount / 2 / 1e9 for name, amount in right.items()}
     )

@@ -99,20 +99,12 @@ def test_weights_by_how_they_are_held(monkeypatch):
     file = SimpleNamespace(tensors={use.name: SimpleNamespace(elements=use.elements, nbytes=use.nbytes) for use in uses})
     monkeypatch.setattr(tables, "memory_limit", lambda: 1000)
     found = tables.held(file, uses)
-    assert found["bytes of a token"].to_dict() == {
-        "float32": 800,
-        "float16, bfloat16": 400,
-        "int8": 200,
-        tables.HELD_BLOCKS: 200,
-    }
+    assert found["bytes of a token"].to_dict() == {"float32": 800, "float16, bfloat16": 400, "int8": 200,
+        tables.HELD_BLOCKS: 200}  # fmt: skip
     assert found["size"].to_dict() == {"float32": 2000, "float16, bfloat16": 1000, "int8": 500, tables.HELD_BLOCKS: 500}
     assert found["bits of a weight"].to_dict() == {"float32": 32, "float16, bfloat16": 16, "int8": 8, tables.HELD_BLOCKS: 8}
-    assert found["fits in memory"].to_dict() == {
-        "float32": "no",
-        "float16, bfloat16": "no",
-        "int8": "yes",
-        tables.HELD_BLOCKS: "yes",
-    }
+    assert found["fits in memory"].to_dict() == {"float32": "no", "float16, bfloat16": "no", "int8": "yes",
+        tables.HELD_BLOCKS: "yes"}  # fmt: skip
     assert [*found["bytes of a token"]] == [800, 400, 200, 200]
     bounds = tables.token_bounds(file, MACHINE, uses)
     assert bounds["least seconds per token"]["float32"] == 800 / 20e9 and bounds["most tokens per second"]["int8"] == 20e9 / 200
@@ -133,11 +125,8 @@ def test_policies_count_from_the_second_token_on():
     assert [*found.index] == ["LRU", "MRU"], "as good, in the order that was asked for"
     assert [*tables.policies(repeated([("a", 1), ("b", 1), ("c", 1)], 3), 2, ("LRU", "MRU")).index] == ["MRU", "LRU"]
     assert tables.policies(Requests(["a", "a"], [1, 1], [0, 1]), 9, ("LRU",)).loc["LRU", "bytes hit"] == 1.0
-    assert [tables._first_token(Requests(["a"] * 3, [1] * 3, tokens)) for tokens in ([0, 1, 1], [0, 0, 1], [0, 0, 0])] == [
-        1,
-        2,
-        0,
-    ]
+    assert [tables._first_token(Requests(["a"] * 3, [1] * 3, tokens)) for tokens in ([0, 1, 1], [0, 0, 1], [0, 0, 0])] == [1, 2,
+        0]  # fmt: skip
 
 
 def test_each_backend_that_runs_here_is_held_against_the_reference(monkeypatch):
@@ -219,12 +208,8 @@ def test_lines_are_no_longer_than_the_terminal_unless_two_rows_would_be_one(monk
     monkeypatch.setattr(tables, "width", lambda: 24)
     long = pd.DataFrame({"a": ["1", "2"]}, ["b" * 40, "c" * 40])
     lines = tables.as_text(long).splitlines()
-    assert (
-        len(lines[1]) == 24
-        and len(lines[1].split()[0]) == 20
-        and lines[1].split()[0].endswith("...")
-        and lines[1].startswith("bbb")
-    )
+    assert (len(lines[1]) == 24 and len(lines[1].split()[0]) == 20 and lines[1].split()[0].endswith("...")
+        and lines[1].startswith("bbb"))  # fmt: skip
     monkeypatch.setattr(tables, "width", lambda: 9)
     assert tables.as_text(long).splitlines()[1].split()[0] == "bbbbb...", "eight letters at least"
     alike = pd.DataFrame({"a": ["1", "2"]}, ["b" * 40, "b" * 39 + "c"])

@@ -198,13 +198,8 @@ def layer(named="attention", head_dim=32, **memory):
 
 
 def test_what_is_remembered_by_hand():
-    layers = [
-        layer(position=10),
-        layer("delta net", 5, fixed=3),
-        layer(position=10, window=8),
-        layer("none"),
-        layer(position=10),
-    ]
+    layers = [layer(position=10), layer("delta net", 5, fixed=3), layer(position=10, window=8), layer("none"),
+        layer(position=10)]  # fmt: skip
     config = SimpleNamespace(layers=layers, context=5000)
     told = remembered.held(config, 100)
     assert told == {"positions": 100, "states": 12, "kv": {"float32": 12000, "float16": 6000, "q8_0": 3 * 1062}}
@@ -279,11 +274,8 @@ def test_rounds_turn_and_slow_steps_run_once():
     order = []
     steps = {name: SimpleNamespace(parts=lambda name=name: order.append(name) or [1.0, 2.0, 4.0]) for name in "abcd"}
     table = attention.in_turn(steps, 3, slow={"b"})
-    assert (
-        "".join(order) == "abcd" + "dca" + "acd"
-        and table["round"].tolist() == [0] * 4 + [1] * 3 + [2] * 3
-        and {*table["total"]} == {7.0}
-    )
+    assert ("".join(order) == "abcd" + "dca" + "acd" and table["round"].tolist() == [0] * 4 + [1] * 3 + [2] * 3
+        and {*table["total"]} == {7.0})  # fmt: skip
 
 
 def test_each_type_of_history_against_what_the_machine_reads(monkeypatch):

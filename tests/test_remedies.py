@@ -55,7 +55,8 @@ def test_the_largest_context_is_a_power_of_two_that_leaves_the_file_its_room(lim
     ("swap", replace(FACTS, holding=Holding(limit=2000, own=1124)), BUSY, "-c 2048 -ctk q8_0 -ctv q8_0", "-c 2048"),
     ("disk", replace(FACTS, holding=Holding(limit=1050, own=2000)), BUSY, "", "more memory"),  # no context leaves it enough
     ("depth", replace(FACTS, kept=0.51), BUSY, "-ctk q8_0 -ctv q8_0 -fa on", "halves"),
-    ("depth", replace(FACTS, kept=0.5), BUSY, "", ""),
+    ("depth", replace(FACTS, kept=0.5), BUSY, "", "attention computes"),
+    ("disk", replace(FACTS, engine="Ollama", holding=Holding(limit=2000, own=1124)), BUSY, "", "num_ctx 2048"),
     ("reprocess", FACTS, BUSY, "", "--cache-reuse 256"), ("load", FACTS, BUSY, "--sleep-idle-seconds -1", "keeps the model"),
     ("reprocess", replace(FACTS, recurrent=True), BUSY, "--ctx-checkpoints 32", "only gone back"),
     ("prompt", FACTS, BUSY, "", ""),

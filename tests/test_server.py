@@ -19,7 +19,7 @@ import kit
 from kit.errors import ServerError
 from kit.lab.commands.cli import main
 from kit.lab.engines import owner, wheel_server
-from kit.lab.engines.meter import Received, Report
+from kit.lab.engines.meter import Report
 from kit.lab.engines.protocols import PROTOCOLS, event_of
 from kit.lab.engines.server import KEY, ServerClient, is_server
 from kit.lab.engines.server import _lines as lines_of
@@ -49,39 +49,6 @@ def refused(*words):
 
 
 # ---- the meter
-
-
-def answer(seconds=1.0, arrivals=(0.5, 0.6, 0.7, 0.8), received=4, **more):
-    return Received(**{"asked": 4, "seconds": seconds, "status": 200, "arrivals": arrivals, "received": received} | more)
-
-
-def test_a_speed_is_of_the_tokens_between_the_first_and_the_last_that_came():
-    assert answer().seconds_per_token == pytest.approx(0.1)
-    half = answer(asked=8, received=4)
-    assert half.stopped and half.seconds_per_token == pytest.approx(0.1)
-    assert answer(received=7).seconds_per_token == pytest.approx(0.05), "pieces of several tokens count by tokens"
-
-
-@pytest.mark.parametrize("more, told", [
-    ({"status": 404, "received": 0, "arrivals": ()}, "an error (404"),
-    ({"status": 0, "received": 0, "arrivals": (), "error": "refused"}, "an error (the connection broke: refused)"),
-    ({"error": "slot unavailable"}, "an error (200: slot unavailable)"),
-    ({"received": 0, "arrivals": ()}, "an empty answer"),
-    ({"ended": False, "received": 3}, "a stream that broke off after 3 of 4 tokens"),
-])  # fmt: skip
-def test_what_is_no_answer_is_said_and_no_speed(more, told):
-    bad = answer(**more)
-    assert bad.fault.startswith(told) and bad.seconds_per_token is None
-
-
-def test_tokens_that_come_at_once_have_no_times_of_their_own():
-    assert answer(arrivals=(0.99, 0.992, 0.994, 0.996)).burst and not answer().burst
-    assert answer(arrivals=(0.99, 0.992, 0.994, 0.996)).seconds_per_token is None
-
-
-def test_a_server_reports_from_its_first_token_on():
-    assert Report(predicted=4, predicted_seconds=0.3).seconds_per_token == pytest.approx(0.1)
-    assert Report(predicted=1, predicted_seconds=0.3).seconds_per_token is None
 
 
 def test_lines_without_an_event_are_none():

@@ -19,8 +19,8 @@ from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.engines.meter import Received
 from kit.lab.engines.owner import Owner
 from kit.lab.engines.watch import Holding, Seen, Watch
-from kit.lab.explaining import causes, remedies, second_turn
-from kit.lab.explaining.causes import NAMES, Window, account, largest, split, with_depth
+from kit.lab.explaining import second_turn
+from kit.lab.explaining.causes import Window, account, largest, split
 from kit.lab.explaining.running import Running
 from kit.lab.measuring import pages
 from kit.lab.synthetic.geometry import geometry
@@ -28,42 +28,10 @@ from kit.lab.synthetic.write import synthesize
 
 QUIET = Seen(1.0, (0.01, 0.02), (0.98, 0.97), cores=2, others=0.02)
 MEMORY = 0.06  # seconds of a token's bytes, of a token that takes 0.1
-FAULTS = {  # cause -> what is seen of a window when it is the one
-    "threads": {"waited": (0.75,) * 8, "ran": (0.25,) * 8},
-    "busy": {"waited": (0.4, 0.3), "ran": (0.6, 0.7), "others": 0.9},
-    "quota": {"throttled": 1.2, "quota": 0.8, "waited": (0.6, 0.6), "ran": (0.4, 0.4)},
-    "disk": {"disk": 0.5, "faults": 900, "read": 400 << 20, "kernel": 0.05},
-    "threads asleep": {"waited": (0.01, 0.01), "ran": (0.6, 0.6), "sleeps": 7000, "kernel": 0.05},
-    "swap": {"disk": 0.5, "faults": 900, "read": 400 << 20, "swapped": 390 << 20},
-}
 
 
 def window(seconds=0.1, reported=None, **seen):
     return Window(10, seconds, dataclasses.replace(QUIET, **seen), reported)
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_what_is_seen_is_the_largest_fault_and_all_parts_add_up(name):
-    row = split(window(**FAULTS[name]), MEMORY)
-    assert sum(row.values()) == pytest.approx(0.1) and set(row) <= set(NAMES)
-    assert largest(account([row])).name == name.split()[0]
-
-
-@pytest.mark.parametrize("more, told", [
-    ({}, 0.047), ({"others": 0.9, "waited": (0.3, 0.3)}, 0.005), ({"sleeps": 300}, 0.0), ({"faults": 7000}, 0.0),
-    ({"waited": (0.5,) * 8, "ran": (0.21,) * 8, "sleeps": 28000}, 0.021 + 0.5 * (0.1 - 0.02 - 0.021)),
-])  # fmt: skip
-def test_threads_that_sleep_between_parts_of_a_token_cost_what_no_other_cause_has(more, told):
-    """Of two cores 42 % are not used and 5 % are the kernel's; others, faults and rare sleeps explain what they explain."""
-    seen = {"waited": (0.0, 0.0), "ran": (0.58, 0.58), "sleeps": 7000, "kernel": 0.05, "others": 0.0} | more
-    row = split(window(**seen), 0.02)
-    assert row["threads"] == pytest.approx(told, abs=1e-4) and sum(row.values()) == pytest.approx(0.1), row
-
-
-def test_with_nothing_wrong_no_fault_has_a_tenth():
-    row = split(window(), MEMORY)
-    assert largest(account([row])) is None and row["memory"] == MEMORY and row["unexplained"] > 0.03
-    assert sum(row.values()) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("cores", [2, 8, 64])
@@ -80,43 +48,6 @@ def test_an_idle_machine_of_any_size_has_no_fault(cores):
     assert largest(account(rows)) is None
 
 
-def test_a_time_that_the_server_does_not_have_is_overhead():
-    assert split(window(reported=0.07), 0.03)["overhead"] == pytest.approx(0.03)
-    assert split(window(reported=0.11), 0.03)["overhead"] == 0
-
-
-def test_threads_and_neighbors_share_the_waiting_in_the_ratio_of_their_number():
-    both = split(window(waited=(0.8,) * 4, others=2.0), MEMORY)
-    alone = split(window(waited=(0.8,) * 4, others=0.0), MEMORY)
-    assert both["busy"] > 0 and alone["busy"] == 0 and alone["threads"] > both["threads"] > 0
-
-
-def test_threads_that_sleep_wait_for_one_that_waits():
-    """Two threads ran a tenth of the time together: whatever each did else, the token waited for a core."""
-    row = split(window(waited=(0.35, 0.35), ran=(0.05, 0.05), others=1.8, quota=0.5), 0.001)
-    assert row["busy"] == pytest.approx(0.09) and row["threads"] == row["quota"] == 0
-    row = split(window(waited=(0.01, 0.01), ran=(0.05, 0.05)), 0.001)
-    assert row["busy"] < 0.003 and row["unexplained"] > 0.09, "nothing waited for a core: something else is missing"
-
-
-def test_parts_that_overlap_are_scaled_and_not_beyond_the_token():
-    row = split(window(disk=1.0, faults=9, read=1 << 20, throttled=2.0), MEMORY)
-    assert sum(row.values()) == pytest.approx(0.1) and row["unexplained"] == pytest.approx(0.0)
-
-
-def test_a_read_without_a_fault_is_no_disk():
-    assert split(window(disk=0.5), MEMORY)["disk"] == 0
-
-
-def test_depth_is_what_the_same_token_takes_longer():
-    near, deep = [split(window(0.1), MEMORY)], [split(window(0.25), MEMORY)]
-    rows = with_depth(deep, near)
-    assert rows[0]["depth"] == pytest.approx(0.15 * 0.98, rel=0.05) and sum(rows[0].values()) == pytest.approx(0.25)
-    assert largest(account(rows, causes.DEEP)).name == "depth"
-    busy = with_depth([split(window(0.25, waited=(0.6, 0.6), others=1.2), MEMORY)], near)
-    assert largest(account(busy, causes.DEEP)).name == "busy" and busy[0]["depth"] < rows[0]["depth"]
-
-
 def test_an_interval_of_three_windows_holds_the_time_in_95_percent():
     """The range of three holds it in 75 %."""
     rows = [split(window(seconds), MEMORY) for seconds in (0.1, 0.11, 0.12)]
@@ -129,34 +60,6 @@ def test_an_interval_of_three_windows_holds_the_time_in_95_percent():
         held += 0.0 <= one.low <= 0.1 <= one.high
     assert held >= 0.925 * 400
     assert account([{"unexplained": 0.0}, {"unexplained": 0.1}, {"unexplained": 0.01}])[0].low == 0.0, "no time is below 0"
-
-
-def test_a_context_is_named_where_the_file_alone_would_fit():
-    facts = remedies.ServerFacts("llama-server", None, Holding(0.5, 1.0, 900 << 20, limit=1500 << 20), 1e9, 1000 << 20, 30.0,
-                                 8192, 100 << 10)  # fmt: skip
-    flags = "-c 4096 -ctk q8_0 -ctv q8_0"
-    assert facts.pushed and remedies.remedy("disk", facts, QUIET) == (f"{flags} leaves the weights their memory", flags)
-    below = dataclasses.replace(facts, file_bytes=2000 << 20)
-    assert not below.pushed and "memory" in remedies.remedy("disk", below, QUIET)[0]
-    ollama = dataclasses.replace(facts, engine="Ollama")
-    assert "num_ctx 4096" in remedies.remedy("disk", ollama, QUIET)[0] and not remedies.remedy("disk", ollama, QUIET)[1]
-    many = dataclasses.replace(QUIET, waited=(0.5,) * 8, ran=(0.25,) * 8)
-    assert remedies.remedy("threads", facts, many) == ("-t 2", "-t 2")
-    words, none = remedies.remedy("threads", facts, QUIET)
-    assert words.startswith("start it with OMP_WAIT_POLICY=active") and none == ""
-    told = dataclasses.replace(facts, owner=Owner(1, sleepy=("OMP_WAIT_POLICY=passive", "--poll 0")))
-    assert remedies.remedy("threads", told, QUIET)[0].startswith("start it without OMP_WAIT_POLICY=passive and --poll 0: ")
-
-
-@pytest.mark.parametrize("kept, command, flags", [
-    (0.9, (), "-ctk q8_0 -ctv q8_0 -fa on"), (0.2, (), ""), (0.2, ("-fa", "off"), ""),
-    (0.9, ("--flash-attn", "off"), "-ctk q8_0 -ctv q8_0 -fa on"), (0.2, ("-fa", "on"), ""),
-])  # fmt: skip
-def test_a_cache_of_fewer_bits_is_advised_only_where_reading_it_takes_the_time(kept, command, flags):
-    """A llama-server on two cores took 24 ms with it, and 14 without: its attention computes."""
-    facts = remedies.ServerFacts("llama-server", Owner(1, command=("llama-server", *command)), Holding(), kept=kept)
-    words, given = remedies.remedy("depth", facts, QUIET)
-    assert given == flags and words.startswith(flags or "a shorter context: attention computes")
 
 
 def test_a_window_begins_while_a_client_reads_so_it_lists_no_processes(monkeypatch):

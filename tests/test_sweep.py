@@ -301,18 +301,6 @@ def test_without_dask_the_error_names_the_extra(grid_of, tmp_path, monkeypatch):
     assert result.exit_code == 2 and "pip install --editable '.[sweep]'" in result.stderr
 
 
-def test_the_table_is_text_with_units_on_a_terminal_and_plain_numbers_as_json(grid_of, tmp_path):
-    [cell] = grid_of("notebooks: [fast]\nprofile: smoke")
-    folder = tmp_path / "out" / cell.name
-    folder.mkdir(parents=True)
-    (folder / "cell.json").write_text(json.dumps({"key": cell.key, "status": "ok", "seconds": 1.5, "reason": ""}))
-    records.append(folder / "fast.jsonl", records.Record(quantity="bytes held", unit="B", samples=[2623000]))
-    records.append(folder / "fast.jsonl", records.Record(quantity="seconds a token", unit="s", samples=[0.0123]))
-    [text], [plain] = (page.table(tmp_path / "out", [cell], as_text).to_dict("records") for as_text in (True, False))
-    assert (text["bytes held"], text["seconds a token"]) == ("2.50 MiB", "12.3 ms")
-    assert (plain["bytes held"], plain["seconds a token"]) == (2623000, 0.0123)
-
-
 def test_json_has_the_documented_keys_and_whole_bytes(grid_of, tmp_path):
     """A cell that failed has no bytes, which made the others' bytes floats."""
     cells = grid_of("notebooks: [fast]\nprofile: smoke\nparameters: {seed: [1, 2]}")
@@ -346,12 +334,6 @@ def test_list_names_the_cells_and_starts_nothing(grid_of, tmp_path):
 def tiny(tmp_path_factory):
     with kit.open(cached_model("tiny-llama", folder=tmp_path_factory.mktemp("models"))) as file:
         yield file
-
-
-@pytest.mark.parametrize(("capacity", "limit"), [("25%", 250), ("1KiB", 1024), ("12B", 12)])
-def test_a_capacity_is_bytes_or_a_share(capacity, limit):
-    assert decode.way_of("LRU", capacity, "float32", 1000).capacity == limit
-    assert decode.way_of("HashMap", capacity, "float32", 1000).capacity is None
 
 
 @pytest.mark.parametrize(("policy", "capacity"), [("MIN", "1GiB"), ("lru", "1GiB"), ("LRU", "x%"), ("LRU", ""), ("LRU", "0%")])

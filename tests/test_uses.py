@@ -18,7 +18,7 @@ from kit.cache.replay import replay_hits
 from kit.cache.traces import repeated
 from kit.gguf import cut, writer
 from kit.gguf.reader import TensorInfo
-from kit.gguf.uses import Use, assumed, beyond, bytes_used, uses_of
+from kit.gguf.uses import assumed, bytes_used, uses_of
 from kit.lab.explaining import answer, sentences, tables
 from kit.lab.explaining import study as studies
 from kit.lab.explaining import to_measure as measuring
@@ -30,7 +30,7 @@ from kit.lab.measuring.busy import Busy
 from kit.lab.predicting import sampling
 from kit.lab.predicting.measured import _HELD, Cost, keep, keep_pass, measure_costs, of_run
 from kit.lab.predicting.order import FUSED, Kind, Order, ProgramCost, draw, order_of
-from kit.lab.predicting.ways import BLOCKS, LAZY, BackingStore, Way, predict, roofed, used_tensors
+from kit.lab.predicting.ways import BLOCKS, LAZY, BackingStore, Way, predict, used_tensors
 from kit.lab.synthetic.write import synthesize
 from kit.model.hyperparameters import read_config
 
@@ -97,24 +97,6 @@ def test_a_mixture_without_a_row_uses_its_experts_in_the_order_of_their_roles(tm
     assert order[0][-2:] == ["output_norm.weight", "output.weight"] and "token_embd.weight" not in order[0]
 
 
-def test_experts_are_drawn_evenly_or_by_popularity():
-    uses = [Use("blk.0.ffn_up_exps.weight", 80, 320, 2, 8)]
-
-    def shares(skew):
-        counts = np.unique([name for token in draw(uses, 4000, skew) for name in token], return_counts=True)[1]
-        return np.sort(counts / 4000)
-
-    assert np.allclose(shares(0), 0.25, atol=0.04)
-    assert shares(2)[-1] > 0.8 and shares(2)[0] < 0.1
-
-
-def test_a_prompt_uses_the_expected_number_of_distinct_experts():
-    uses = [Use("blk.0.ffn_up_exps.weight", 8, 8, 2, 8)]
-    found = [len({name for token in draw(uses, 5, seed=seed) for name in token}) for seed in range(500)]
-    assert bytes_used(uses, tokens=5) == pytest.approx(np.mean(found), rel=0.02)
-    assert bytes_used([Use("a", 3, 7)], tokens=5) == 7 and bytes_used(uses, 4) == 8
-
-
 def test_no_least_exceeds_what_another_part_of_a_page_says(tmp_path, folder):
     for path in (
         mixture(tmp_path),
@@ -134,61 +116,11 @@ def test_no_least_exceeds_what_another_part_of_a_page_says(tmp_path, folder):
         assert roofline["the file's blocks"] <= table["predicted"].min() * (1 + 1e-9)
 
 
-def test_each_way_has_the_bound_of_the_pages_that_it_reads(folder):
-    """A map of small pages reads at 0.8 of memory's speed: blocks that are mapped wait for it, copies and float32 do not."""
-    with kit.open(model_files.write(folder, "tiny-llama")) as file:
-        order = order_of(file, 3)
-        parts = used_tensors(file, order)
-    ones = dict.fromkeys(("float32", "float16"), 1.0)
-    costs = {part.kind: Cost(ones, ones, {"fused": 1.0}) for part in parts.values()}
-    mapped, used = dataclasses.replace(MACHINE, map_gbps=0.8 * MACHINE.read_gbps), bytes_used(order.uses)
-    bounds = {}
-    for way in (BLOCKS, LAZY, Way("HashMap"), Way("Pinned", 1 << 30, linear="fused", holds="pinned")):
-        plain, slow = (predict(way, parts, order, costs, machine, BackingStore(1.0)).bound for machine in (MACHINE, mapped))
-        bounds[way] = plain, slow
-    assert bounds[BLOCKS] == pytest.approx((used / 20e9, used / 16e9))
-    (lazy, slow), row = bounds[LAZY], bytes_used([use for use in order.uses if use.is_rows])
-    assert slow - lazy == pytest.approx((used - row) * (1 / 16e9 - 1 / 20e9), rel=1e-3)
-    for way in (Way("HashMap"), Way("Pinned", 1 << 30, linear="fused", holds="pinned")):
-        assert bounds[way][0] == bounds[way][1] > 0
-
-
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=9))
 def test_a_walk_for_cold_memory_finds_nothing(sizes):
     accesses = repeated([(str(number), size) for number, size in enumerate(sizes)], 4)
     assert replay_hits(accesses, _HELD["others"](sum(sizes)))[0].hits == 0
     assert replay_hits(accesses, _HELD["all"](sum(sizes)))[0].misses == len(sizes)
-
-
-def test_the_roof_is_the_best_bandwidth_that_was_shown(folder):
-    with kit.open(model_files.write(folder, "tiny-llama")) as file:
-        order = order_of(file, 3)
-        costs = measure_costs(file, order.names, ("float32",))
-        slow = kit.lab.measuring.machine.Machine(**{**vars(MACHINE), "read_gbps": 1e-6, "write_gbps": 1e-6})
-        found = predict(BLOCKS, used_tensors(file, order), order, costs, slow)
-    assert found.bound > found.seconds
-    (bounded,) = roofed([found])
-    assert bounded.bound == pytest.approx(found.seconds)
-    assert roofed([found], factor=2 * found.bound / found.seconds)[0].bound == pytest.approx(found.seconds / 2)
-
-
-def test_what_cannot_stay_is_read_from_the_disk_in_leasts_and_predictions(tmp_path):
-    with kit.open(mixture(tmp_path)) as file:
-        uses, order = uses_of(file), Order(draw(uses_of(file), 4), uses=tuple(uses_of(file)))
-        parts = used_tensors(file, order)
-    ones = {"float32": 1e-3, "float16": 1e-3}
-    costs = {part.kind: Cost(ones, ones, {"fused": 1e-3}) for part in parts.values()}
-    whole, token = sum(use.nbytes for use in uses if not use.is_rows), bytes_used(uses)
-    slow = 1e-6  # GB/s: 1000 bytes a second
-    for room in (whole, 2 * token, token // 2, 0):
-        for way in (BLOCKS, LAZY, Way("Pinned", 20_000), Way("LRU", 20_000)):
-            found = predict(way, parts, order, costs, MACHINE, BackingStore(slow, room))
-            assert found.least <= found.seconds, way
-            if room == 0:
-                assert found.from_disk > 0
-    assert predict(BLOCKS, parts, order, costs, MACHINE, BackingStore(slow, 10 * whole)).from_disk == 0
-    nothing = predict(BLOCKS, parts, order, costs, MACHINE, BackingStore(slow, 0))
-    assert nothing.from_disk == pytest.approx((token - 4 * 32) / 1e3), "all but the row of the embedding"
 
 
 def test_no_way_that_keeps_what_it_may_reads_less_than_the_least(tmp_path):
@@ -210,20 +142,6 @@ def test_no_way_that_keeps_what_it_may_reads_less_than_the_least(tmp_path):
         assert found.from_disk <= (missed / 4 + row) / 1000, room
         assert found.seconds >= whole / 1000  # an LRU of less than a token keeps nothing
     assert found.from_disk == 0
-
-
-@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 4)), min_size=1, max_size=6), st.floats(0, 1.5))
-def test_nothing_that_cannot_see_the_future_keeps_more_than_beyond_allows(stacks, share):
-    """A static set of pieces, filled greedily, reads what ``beyond`` says, give or take a piece."""
-    uses = [Use(f"blk.{i}.x_exps.weight", size * 4, size * 4, used, 4) for i, (size, used) in enumerate(stacks)]
-    room = share * sum(use.nbytes for use in uses)
-    pieces = sorted(((use.share(), use.nbytes / use.of) for use in uses for _ in range(use.of)), reverse=True)
-    left, missing = room, 0.0
-    for often, nbytes in pieces:
-        left -= nbytes
-        missing += often * nbytes * (left < 0)
-    largest = max(nbytes for _, nbytes in pieces)
-    assert missing - largest - 1e-6 <= beyond(uses, room) <= missing + 1e-6
 
 
 def test_a_part_of_a_file_runs_and_stands_for_the_rest(folder, tmp_path):

@@ -279,15 +279,6 @@ def test_the_scale_is_a_log_axis_of_what_is_possible_measured_and_reported(
     assert theme.positions(record(samples=[-1.0], lower=0.0), None) is None
 
 
-def test_the_answer_opens_the_page_and_is_told_on_the_card():
-    shown = {"kind": "html", "body": "<p><strong>Answer.</strong> 4 &lt; 5</p>"}
-    said = {"number": 3, "kind": "code", "tags": ["answer"], "outputs": [shown]}
-    asked = {"number": 1, "kind": "markdown", "outputs": [], "body": "<p>Question. How many?</p>"}
-    assert html.answer([asked, said]) == said["outputs"][0]["body"] and html.result([asked, said]) == ""
-    assert html.summary([asked, said]) == "4 < 5"
-    assert html.summary([asked]) == "How many?"
-
-
 def test_the_result_is_the_title_and_the_answer_is_under_it(finished):
     text = (finished / "01_first_token.html").read_text()
     assert re.search(r"<h1[^>]*>Seconds, not minutes</h1>\s*<p class=\"muted\">The first token</p>", text)
@@ -374,11 +365,8 @@ def test_a_page_has_its_command_its_reports_and_the_machine_s_state(tmp_path):
     run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now", planned=["02_cache_mystery"])
     text = html.write(run, "02_cache_mystery").read_text()
     assert "kit reproduce --profile quick --only 02" in text and 'href="02_cache_mystery.ipynb"' in text
-    assert (
-        "speed varied 1.8-fold" in text
-        and text.index("Busy machine:</b> other processes use 2 cores") < text.index("<h1")
-        and "preload-replay" not in text
-    )
+    assert ("speed varied 1.8-fold" in text and text.index("Busy machine:</b> other processes use 2 cores") < text.index("<h1")
+        and "preload-replay" not in text)  # fmt: skip
     assert "CACHE_PERSISTENCE_INVESTIGATION.md" in text and "311 evictions" in text
 
 
@@ -386,22 +374,6 @@ def test_heads_of_tables_say_of_what():
     told = content.clean(shown(frame([("a", 1.0)], "way", "x, s")).to_html()) + content.markdown("| a |\n|---|\n| 1 |", "x")[0]
     assert (told.count('scope="col"'), told.count('scope="row"')) == (3, 1)
     assert told.count("<th ") == 4 + told.count('<th class="blank')
-
-
-def test_a_section_that_few_read_folds_under_its_heading_and_its_finding():
-    said = {"number": 3, "headings": [], "outputs": [{"kind": "html", "body": "<p><strong>4 of 5 fit.</strong> More.</p>"}]}
-    few = {
-        "number": 2,
-        "headings": [(2, "why", "Why?")],
-        "outputs": [],
-        "more": True,
-        "body": '<h2 id="why">Why?</h2><p>So.</p>',
-    }
-    all_read = {"number": 1, "headings": [(2, "what", "What?")], "outputs": [], "more": False, "body": "<h2>What?</h2>"}
-    first, folded, last = html.sections([all_read, few, said, all_read])
-    assert (folded["id"], folded["title"], folded["finding"]) == ("why", "Why?", "4 of 5 fit.")
-    assert [cell.get("body") for cell in folded["cells"]] == ["<p>So.</p>", None]
-    assert first["title"] == last["title"] == "" and first["cells"][0]["body"] == "<h2>What?</h2>"
 
 
 # --- the reader's own model: one table -------------------------------------------------------------------------------

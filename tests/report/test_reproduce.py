@@ -149,17 +149,6 @@ def test_a_resume_repeats_only_what_failed_or_changed(notebooks, tmp_path):
     assert [(out / f"{name}.count").read_text() for name in ("good", "flaky")] == ["xx", "xx"]
 
 
-def test_a_resume_runs_what_is_missing(notebooks, ran, tmp_path):
-    """A page whose files were removed, to measure it again, was drawn empty."""
-    for name in ("01_own", "02_other"):
-        notebooks.add(name, "1")
-    out = known_machine(tmp_path / "out")
-    assert reproduce(notebooks.path, out, "--profile", "smoke").exit_code == 0
-    (out / "02_other.ipynb").unlink()
-    ran.clear()
-    assert reproduce(notebooks.path, out, "--resume").exit_code == 0 and ran == ["02_other"]
-
-
 @pytest.fixture
 def ran(monkeypatch) -> list[str]:
     """The notebooks that ``kit reproduce`` ran, which takes no time: each is copied."""
@@ -222,18 +211,6 @@ def test_a_table_goes_with_the_run_and_what_it_says_counts(notebooks, ran, tmp_p
         told = "kit reproduce --profile smoke --only"
         assert commands == [f"{told} 01 -p table=t.json", f"{told} 02"], "a notebook takes no parameter of another"
         ran.clear()
-
-
-def test_a_page_that_shows_what_another_measured_runs_after_it(notebooks, ran, tmp_path):
-    """Page 09 told 32.9 ms of a way that page 07 had measured again, at 34.2."""
-    for name in ("06_other", "07_measures", "09_shows"):
-        notebooks.add(name, "1")
-    out = known_machine(tmp_path / "runs" / "1")
-    assert reproduce(notebooks.path, out, "--profile", "smoke").exit_code == 0
-    for changed, wanted in (("07_measures", ["07_measures", "09_shows"]), ("06_other", ["06_other"])):
-        ran.clear()
-        notebooks.add(changed, "1", "pass")
-        assert reproduce(notebooks.path, out, "--resume").exit_code == 0 and ran == wanted
 
 
 def test_a_resume_asks_for_the_memory_of_what_it_runs(notebooks, ran, tmp_path, monkeypatch):

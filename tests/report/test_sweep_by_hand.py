@@ -101,6 +101,7 @@ def test_a_decode_is_bounded_by_reading_all_and_writing_what_was_missed():
 def test_a_capacity_is_a_share_of_the_weights_or_bytes_and_one_byte_at_least(capacity, limit):
     if limit:
         assert decode.way_of("LRU", capacity, "float32", 200).capacity == limit
+        assert decode.way_of("HashMap", capacity, "float32", 200).capacity is None
         return
     with pytest.raises(CacheError, match="too small"):
         decode.way_of("LRU", capacity, "float32", 200)
