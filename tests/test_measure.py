@@ -98,19 +98,6 @@ def test_rounds_of_several_ways_pair_round_by_round():
     assert list(found.seconds) == ["x", "y", "z"] and set(found.ratios("z", "x")) == {4.0} and found.median("y") == 2.0
 
 
-def test_states_are_near_within_a_quarter():
-    assert FAST.near(State(17.0, 9.0)) and not FAST.near(State(20.0, 7.9)) and not FAST.near(SLOW)
-    found = state.probe_state()
-    assert found.read_gbps > 0 and found.fill_gbps > 0
-
-
-def test_a_notebook_waits_for_a_busy_machine_and_then_says_so():
-    slept, loads = [], iter([1.5, 1.5, 0.0])
-    assert state.settle(60, lambda: next(loads), slept.append) == "" and slept == [2.0, 2.0]
-    assert "1.5 cores" in state.settle(5, lambda: 1.5, slept.append) and sum(slept) == 4 + 5
-    assert state.settle(0, lambda: 0.1, slept.append) == ""
-
-
 def test_a_run_that_waited_in_vain_does_not_wait_so_long_again(tmp_path, monkeypatch):
     """Each notebook of a run on a machine that is never idle had waited for all of its patience."""
     waited = []
