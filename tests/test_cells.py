@@ -5,6 +5,7 @@ import re
 import symtable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from types import SimpleNamespace
 
 import cells
 import numpy as np
@@ -21,7 +22,7 @@ from kit.lab.explaining import together
 from kit.lab.explaining.elsewhere import GUESS
 from kit.lab.explaining.roofline import Point
 from kit.lab.findings import dequantizers, own_engine, pressed, pressure
-from kit.lab.measuring import disk, measurements, state
+from kit.lab.measuring import disk, measurements, minutes, state
 from kit.lab.predicting import routing
 from kit.lab.predicting.measured import Cost
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS
@@ -323,7 +324,9 @@ CASES = {  # a notebook joins by its row
             "seen": lambda each: replace(each, hits=7, misses=3),
         },
         warns="live slots hit other experts",
-        steady={"**Experts read another way: 1.0 times as fast; other experts kept: 1.0 times.": "no way is apart"},
+        steady={
+            "**Experts read another way: 1.0 times (uncertain); other experts kept: 1.0 times (uncertain).": "no way is apart"
+        },
     ),
     "03_cache_variants": Case(
         number={"capacity": 0.5},
@@ -455,6 +458,28 @@ def test_a_page_on_a_busy_machine_has_no_limit_no_share_and_no_advice(tmp_path, 
 
 
 NUMBER = re.compile(r"(?<![\w.,])(?<!report )\d[\d,.]*")  # not float32's, nor a report's
+
+
+def test_a_change_that_may_be_as_fast_is_no_advice(monkeypatch):
+    """Where the interval holds 1 it said how many times as fast, and to take it."""
+    said = []
+    lab = SimpleNamespace(say=said.append, profile=SimpleNamespace(samples=3), advise=lambda *lines: said.append(lines[0]))
+    slow = SimpleNamespace(change="-t 2", kind="llama-server", seconds=0.1, least=0.01)
+    held = {"np": np, "minutes": minutes, "own_engine": own_engine, "lab": lab, "slow": slow}
+    held |= {
+        "server": "",
+        "before": "",
+        "path": "",
+        "format_seconds": str,
+        "seen": SimpleNamespace(cores=2, workers=2),
+        "surplus": 0,
+    }
+    monkeypatch.setattr(own_engine, "changed", lambda *_: "")
+    for tried, words in (((0.1, 0.1, 0.12), "as fast as before (0."), ((0.01, 0.011, 0.012), "as fast as before (")):
+        monkeypatch.setattr(own_engine, "in_turn", lambda *_, after=tried: own_engine.Tried((0.1, 0.11, 0.1), after))
+        for part in ("change", "advice"):
+            exec(next(cell.source for cell in cells.read("11_your_engine").cells if cell.id == part), held)
+        assert words in said[-2] and said[-1][0] == (tried[0] < 0.1) == (" times as fast as before" in said[-2])
 
 
 @FIRST

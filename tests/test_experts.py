@@ -376,3 +376,5 @@ def test_a_fastest_way_that_another_run_may_pass_is_undecided():
     assert expert_ways.fastest({"mapped": 0.5, "slots past it": 0.05}) == (
         '"slots filled past the page cache" is the fastest, 50.0 ms per token'
     )
+    assert expert_ways.gained(1.1) == "1.1 times (uncertain)", "the title left out what the advice said"
+    assert expert_ways.gained(12.34) == "12.3 times as fast"

@@ -281,6 +281,12 @@ def fastest(by: dict[str, float]) -> str:
     return f'"{named(first)}" is the fastest, {format_seconds(by[first])} per token{undecided}'
 
 
+def gained(times: float) -> str:
+    """``"12.3 times as fast"``; ``"1.1 times (uncertain)"`` within what times of one machine differ by from run to run: each
+    way has minutes of its own."""
+    return f"{times:.1f} times {'as fast' if times > drift.factor('s') else '(uncertain)'}"
+
+
 def record_tokens(lab, runs, table, mixture: str, limit: str) -> None:
     """Each way's tokens as a record of the run, whose reason is its row of ``table``; its parameters name the file of the
     ``mixture`` and the ``limit`` of memory, in words."""
