@@ -417,29 +417,19 @@ def glm5_next(kinds=(0, 1, 0, 1), types=(1, 1, 1, 0)):
     return file.ends()
 
 
-FILES = {
+_PLAIN = (step35, afmoe, mimo2, phimoe, gemma3n, llama4, mamba, deepseek4, qwen4exp, dots3note, hy_v4)
+FILES = {each.__name__: each for each in _PLAIN} | {
     "glm5-next": glm5_next,
-    "step35": step35,
-    "afmoe": afmoe,
     "kimi-k3": kimi_k3,
-    "mimo2": mimo2,
-    "phimoe": phimoe,
     "phimoe-long": lambda: phimoe(long=True),
-    "gemma3n": gemma3n,
     "gemma3n-shared": lambda: gemma3n(22),
-    "llama4": llama4,
-    "mamba": mamba,
     "falcon-mamba": lambda: mamba(normed=True),
     "jamba": lambda: mamba("jamba", kinds=(0, 1, 0, 0)),
-    "deepseek4": deepseek4,
-    "qwen4exp": qwen4exp,
     "qwen4exp-ngrams": lambda: qwen4exp(flat=True, ngrams=True),
     "kimi-linear": lambda: kimi("kimi-linear"),
     "bailingmoe3": lambda: kimi("bailingmoe3", full=True, kda__gate_lower_bound=-5.0, expert_shared_feed_forward_length=64),
     "glm-dsa": lambda: sparse("glm-dsa", (1, 0, 1, 0)),
     "deepseek32": lambda: sparse("deepseek32"),
-    "dots3note": dots3note,
-    "hy_v4": hy_v4,
     "hy_v4-dense": lambda: hy_v4(()),
 }
 

@@ -16,20 +16,7 @@ import kit
 PACKAGE = Path(kit.__file__).parent
 LIBRARY = tuple("errors units products shown system trace gguf cpu cuda quants cache model codec hf".split())
 LABORATORY = tuple(  # rooms of kit.lab from the ground up; "": its loose modules
-    [
-        "synthetic",
-        "on_device",
-        "",
-        "measuring",
-        "engines",
-        "predicting",
-        "explaining",
-        "drafts",
-        "claims",
-        "findings",
-        "report",
-        "commands",
-    ]
+    ["synthetic", "on_device", "", *"measuring engines predicting explaining drafts claims findings report commands".split()]
 )
 ROOMS = (*LIBRARY, *(f"lab.{room}".rstrip(".") for room in LABORATORY), "__init__", "__main__")
 

@@ -78,15 +78,8 @@ def test_the_bound_of_a_generation_is_its_bytes_over_the_best_bandwidth(
 def test_what_generate_says_of_its_speed():
     speed = {name: 2.0 for name in ("prefill_tokens_per_second", "prefill_gb_per_second", "decode_tokens_per_second")}
     speed |= {"decode_gb_per_second": 3.0, "kernels_seconds": 1.0, "decode_bound_tokens_per_second": None, "linear": "fused"}
-    speed |= {
-        "peak_memory_bytes": 1 << 20,
-        "cache": "all",
-        "memory": "",
-        "experts": None,
-        "depths": [],
-        "via": "kit",
-        "pages": [],
-    }
+    speed |= {"peak_memory_bytes": 1 << 20, "cache": "all", "memory": "", "experts": None, "depths": [], "via": "kit",
+        "pages": []}  # fmt: skip
     speed |= {"faster": "", "read_gbps": 7.0}
     answer = SimpleNamespace(tokens=[1], prompt=[1, 2], ttft=0.5, stopped="end")
     words = [line.split()[0] for line in speeds.lines_of(answer, speed) if line]
@@ -294,13 +287,8 @@ def test_the_better_of_both_machines_is_kept_with_its_samples():
     samples={"read_gbps": [limits[0]], "write_gbps": [limits[1]], "copy_gbps": [4.0, limits[3]]})
                 for limits in ((2.0, 3.0, 4.0, 5.0, 6.0), (1.0, 4.0, 4.0, 9.0, 2.0)))  # fmt: skip
     best = one.best(two)
-    assert [getattr(best, name) for name in ("read_gbps", "write_gbps", "copy_gbps", "f32_gflops", "fresh_gbps")] == [
-        2,
-        4,
-        4,
-        9,
-        6,
-    ]
+    assert [getattr(best, name) for name in ("read_gbps", "write_gbps", "copy_gbps", "f32_gflops", "fresh_gbps")] == [2, 4, 4,
+        9, 6]  # fmt: skip
     assert (
         best.samples == {"read_gbps": [2.0], "write_gbps": [4.0], "copy_gbps": [4.0, 9.0]}
         and best.seconds_to_compute(18e9) == 2.0

@@ -400,14 +400,8 @@ def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(source, tm
         ("", "No quantizations were named"),
         (str(tmp_path / "q.json"), "small.gguf --linear fused-int8: 2 tok"),
     ):
-        scope = {
-            "choice": quants,
-            "quantized": quants.named(text),
-            "lab": lab,
-            "file": file,
-            "shown": drawn.append,
-            "display": lambda _: None,
-        }
+        scope = {"choice": quants, "quantized": quants.named(text), "lab": lab, "file": file, "shown": drawn.append,
+            "display": lambda _: None}  # fmt: skip
         for cell in ("quants", "quants-figure"):
             exec(code[cell], scope)
         assert bool(plt.get_fignums()) == bool(text)

@@ -239,14 +239,8 @@ def test_the_cells_of_a_killed_worker_run_again(grid_of, tmp_path):
 def test_ctrl_c_keeps_what_is_finished_and_ends_the_rest(grid_of, tmp_path):
     grid_of("notebooks: [waits]\nprofile: smoke\nparameters: {seed: [0, 1]}")
     (tmp_path / "wait").touch()
-    command = [
-        sys.executable,
-        "-c",
-        "from kit.lab.commands.cli import main; main()",
-        "sweep",
-        str(tmp_path / "grid.yaml"),
-        "--no-progress",
-    ]
+    command = [sys.executable, "-c", "from kit.lab.commands.cli import main; main()", "sweep", str(tmp_path / "grid.yaml"),
+        "--no-progress"]  # fmt: skip
     command += ["--notebooks", str(tmp_path / "notebooks"), "--out", str(tmp_path / "out")]
 
     def start():
