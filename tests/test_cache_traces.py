@@ -121,6 +121,9 @@ def test_a_file_of_accesses_by_hand(tmp_path):
         ("a.bin", at(1, 1, 5), Requests(["object.7"] * 3, [8] * 3, [1, 1, 5])), ("b.bin", at(1, 3, 2), "do not ascend"),
         ("C.CSV", b"tensor,nbytes\nnull,3\nNA,4\n", Requests(["null", "NA"], [3, 4], [0, 0])),
         ("d.csv", b"tensor,nbytes\n", "has no accesses"), ("e.csv", None, "is no file"),
+        ("f.csv", b"tensor,nbytes,token\na,3,0\nb,5,2\n", Requests(["a", "b"], [3, 5], [0, 2])),
+        *((f"{number}.csv", text, "") for number, text in enumerate((b"", b"tensor\nblk.0", b"a,b\n1,2\n", b"\x00\x01"))),
+        *((f"size{size}.csv", f"tensor,nbytes\na,{size}\n".encode(), "") for size in ("", "x", -5, 3.5, 10**20 - 1)),
     ):  # fmt: skip
         if data is not None:
             (tmp_path / name).write_bytes(data)

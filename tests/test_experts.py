@@ -16,7 +16,6 @@ from click.testing import CliRunner
 import kit
 from kit.cache.policies.partitioned import ByLayer
 from kit.cache.replay import replay_hits
-from kit.cache.traces import hottest
 from kit.errors import ReportError
 from kit.gguf import pagecache
 from kit.gguf.names import key_of
@@ -162,13 +161,6 @@ def test_the_fit_is_that_of_the_capture_and_its_draws_have_the_lru_curve(name):
     np.testing.assert_allclose(*curves, atol=0.09)
 
 
-def test_a_draw_without_skew_and_return_is_even_and_with_return_comes_back():
-    shape = routes.capture("qwen")
-    even, back = (routing.draw(shape, 0.0, share, 6, 200) for share in (0.0, 0.9))
-    assert routing.returned(even, 1) == pytest.approx(6 / 128, abs=0.01) and routing.returned(back, 1) > 0.4
-    assert all(len(set(ids)) == 6 for step in even.decoded for _, ids in step)
-
-
 # --- policies by layer, fixed sets ----------------------------------------------------------------------------------------
 
 
@@ -180,11 +172,6 @@ def test_a_cap_for_each_layer_is_a_policy_for_each_layer():
         part = [(key, 1) for key in np.array(accesses.keys)[layer == number].tolist()]
         alone = replay_hits(kit.cache.traces.requests(part), kit.LRU(9))[1]
         np.testing.assert_array_equal(hits[layer == number], alone)
-
-
-def test_the_hottest_are_the_most_used_for_their_bytes():
-    accesses = kit.cache.traces.Requests(["a", "b", "a", "c", "c", "c", "b"], [4, 1, 4, 2, 2, 2, 1], [0] * 7)
-    assert hottest(accesses, 3) == ["b", "c"] and hottest(accesses, 7) == ["b", "c", "a"] and hottest(accesses, 5) == ["b", "c"]
 
 
 # --- decodes --------------------------------------------------------------------------------------------------------------

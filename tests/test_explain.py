@@ -22,9 +22,6 @@ from invented import MACHINE
 from test_gguf_reader import assemble
 
 import kit
-from benchmarks._oracle import write
-from kit.cache.traces import repeated
-from kit.errors import TraceError
 from kit.lab.commands import cli
 from kit.lab.explaining import answer, sentences, tables
 from kit.lab.explaining import to_measure as measuring
@@ -33,7 +30,6 @@ from kit.lab.explaining.measured_ways import measure
 from kit.lab.explaining.study import Study
 from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.process import process_bytes
-from kit.lab.predicting import oracle
 from kit.lab.predicting.measured import DTYPES, FUSED, Cost, measure_costs
 from kit.lab.predicting.order import order_of
 from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, Way, predict, used_tensors
@@ -168,35 +164,6 @@ def test_text_fits_the_terminal_and_cannot_move_its_cursor(rows):
     assert len(lines) == len(rows) + 1
     for line in lines:
         assert len(line) <= MOST and line.isprintable()
-
-
-# --- traces from elsewhere -------------------------------------------------------------------------------------------
-
-
-def test_traces_from_csv_and_oracle_general(tmp_path):
-    wanted = repeated([("a", 3), ("b", 5)], 2)
-    frame = pd.DataFrame({"tensor": wanted.keys, "nbytes": wanted.sizes, "token": wanted.tokens})
-    frame.to_csv(tmp_path / "trace.csv", index=False)
-    assert oracle.read_trace(tmp_path / "trace.csv") == wanted
-    found = oracle.read_trace(write(wanted, tmp_path / "trace.oracleGeneral"))
-    assert found == repeated([("object.1", 3), ("object.2", 5)], 2)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "tensor\nblk.0",
-        "tensor,nbytes\n",
-        "a,b\n1,2\n",
-        "\x00\x01",
-        *(f"tensor,nbytes\na,{size}\n" for size in ("", "x", "-5", "3.5", "9" * 20)),
-    ],
-)
-def test_what_is_no_trace_is_one_error(tmp_path, content):
-    (tmp_path / "trace.csv").write_text(content)
-    with pytest.raises(TraceError):
-        oracle.read_trace(tmp_path / "trace.csv")
 
 
 def test_the_sum_by_hand_on_page_09_takes_cold_misses_too(tmp_path, monkeypatch, invented_machine):
