@@ -50,10 +50,8 @@ def main(path, target, *tokens):
     parameters = lib.llama_model_default_params()
     ctypes.c_bool.from_buffer(parameters, _LOAD).value = True
     model = lib.llama_model_load_from_file(path.encode(), parameters)
-    width, vocabulary = (
-        lib.llama_model_n_embd_out(pointer(model)),
-        lib.llama_vocab_n_tokens(pointer(lib.llama_model_get_vocab(pointer(model)))),
-    )
+    width = lib.llama_model_n_embd_out(pointer(model))
+    vocabulary = lib.llama_vocab_n_tokens(pointer(lib.llama_model_get_vocab(pointer(model))))
 
     trunk, n = _context(lib, model), len(tokens)
     getattr(lib, _SET)(pointer(trunk), ctypes.c_bool(True), ctypes.c_bool(False))
@@ -75,10 +73,8 @@ def main(path, target, *tokens):
         lib.llama_batch_ext_set_output_logits(batch, index, ctypes.c_bool(True))
     if failed or lib.llama_process(pointer(head), ctypes.c_int(1), batch):
         sys.exit(3)
-    logits, after = (
-        _rows(lib.llama_get_logits(pointer(head)), n, vocabulary),
-        _rows(getattr(lib, _GET)(pointer(head)), n, width),
-    )
+    logits = _rows(lib.llama_get_logits(pointer(head)), n, vocabulary)
+    after = _rows(getattr(lib, _GET)(pointer(head)), n, width)
     np.savez(target, state=state, logits=logits, after=after)
 
 

@@ -114,10 +114,8 @@ def assert_as_near_as_ggmls(name, x):
             dot(columns, ctypes.addressof(out), 0, blocks[row].ctypes.data, 0, record.ctypes.data, 0, 1)
             theirs[token, row] = out.value
     x = torch.from_numpy(x)
-    one_by_one, together = (
-        torch.cat([linear(blocks, name, token[None], "int8") for token in x]),
-        linear(blocks, name, x, "int8"),
-    )
+    one_by_one = torch.cat([linear(blocks, name, token[None], "int8") for token in x])
+    together = linear(blocks, name, x, "int8")
     size = np.sqrt((right**2).mean(1))[:, None] * np.sqrt((weights**2).mean(1))
     of_ours = [np.sqrt((((y.double().numpy() - right) / size) ** 2).mean()) for y in (one_by_one, together)]
     assert 0 < max(of_ours) <= 1.005 * np.sqrt((((theirs - right) / size) ** 2).mean())

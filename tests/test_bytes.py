@@ -179,10 +179,8 @@ def test_explain_and_generate_say_what_the_graph_reads(run, folder, name):
     ],
 )
 def test_what_is_no_language_model_has_no_speed(run, tmp_path, name, says):
-    path, tensor = (
-        tmp_path / f"{name}.gguf",
-        {"lora": "blk.0.attn_q.weight.lora_a", "flux": "double_blocks.0.img_mod.lin.weight"}[name],
-    )
+    path = tmp_path / f"{name}.gguf"
+    tensor = {"lora": "blk.0.attn_q.weight.lora_a", "flux": "double_blocks.0.img_mod.lin.weight"}[name]
     metadata = {"general.architecture": {"lora": "llama"}.get(name, name)}
     writer.write(path, metadata, [TensorInfo.new(tensor, "F32", (32, 64))], [np.ones((32, 64), np.float32)])
     for arguments in (["explain", "--json", path], ["generate", "--tokens", "1", path]):

@@ -210,11 +210,9 @@ def test_experts_are_chosen_as_by_torch(groups, size, used, groups_used, gating,
         scores, bias = (scores.round() * equal).clamp(min=-80), bias.round()
     share, right = (x[0] for x in best_experts(scores[None], routing, bias if biased else None))
     right, order = right.sort()
-    chosen, shares, out = (
-        right.numpy().copy() if given_ else np.zeros(routing.used, np.int64),
-        np.zeros(routing.used, np.float32),
-        np.zeros(2, np.int64),
-    )
+    chosen = right.numpy().copy() if given_ else np.zeros(routing.used, np.int64)
+    shares = np.zeros(routing.used, np.float32)
+    out = np.zeros(2, np.int64)
     padded = torch.cat([scores, torch.full((16,), torch.nan)])[None, :experts]
     last = routing.used - 1
     words = np.array([[out.ctypes.data, last, 1000, 7], [out.ctypes.data + 8, last, 0, 0]])

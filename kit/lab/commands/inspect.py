@@ -49,11 +49,9 @@ def command(file, tensors, metadata, as_json):
     if as_json:
         click.echo(to_json(facts))
         return
-    holds = (
-        [_types(facts), _per_token(facts), _memory(facts), *[_history(facts)] * bool(facts["contexts"])]
-        if facts["parameters"]
-        else [[NO_WEIGHTS]]
-    )
+    holds = [[NO_WEIGHTS]]
+    if facts["parameters"]:
+        holds = [_types(facts), _per_token(facts), _memory(facts), *[_history(facts)] * bool(facts["contexts"])]
     sections = [*[[busy]] * bool(busy), _overview(facts), *holds, _metadata(facts, None if metadata else 12)]
     if tensors:
         sections.append(_tensors(facts))

@@ -76,14 +76,8 @@ def command(files, to, tokens, rounds, figure, as_json):
         if figure:
             quants.figure(table)[0].savefig(figure)
     if as_json:
-        click.echo(
-            to_json(
-                finite(
-                    {"advice": quants.advice(table), "rows": table.reset_index().to_dict("records")}
-                    | quants.busy_of(table).facts
-                )
-            )
-        )
+        told = {"advice": quants.advice(table), "rows": table.reset_index().to_dict("records")}
+        click.echo(to_json(finite(told | quants.busy_of(table).facts)))
         return
     click.echo("\n".join(_lines(table, quants.advice(table))))
 

@@ -236,10 +236,8 @@ def _tables(study, everything, rows, table, more):
     yield "holds", rows(frame := tables.held(study.file, study.uses)), more("WHAT THE WEIGHTS TAKE", frame)
     yield "roofline", rows(frame := study.bounds()), more(f"ROOFLINE (memory reads {study.read_gbps:.1f} GB/s)", frame)
     title = f"HITS BY POLICY ({format_bytes(study.memory)} of float32, after the first token)"
-    frame, matters = (
-        tables.policies(study.accesses, study.memory),
-        not study.room.fits and study.memory > study.accesses.working_set / _FEW,
-    )
+    frame = tables.policies(study.accesses, study.memory)
+    matters = not study.room.fits and study.memory > study.accesses.working_set / _FEW
     yield "policies", rows(frame), table(title, frame) if everything or study.trace or matters else ""
     title = "WHERE A TOKEN'S TIME GOES, all ways (dequantized each time, kept in float32, from blocks)"
     yield "families", rows(frame := tables.families(study.file, study.order, study.costs, study.parts())), more(title, frame)

@@ -41,17 +41,8 @@ def checks(tier: tuple[str, str], products: dict[str, list[str]], measure: bool 
     """All rows. ``tier``: state and finding of kit.cpu.simd.describe. ``products``: how which formats are multiplied
     (kit.cpu.strategies). ``measure``: also bandwidths and FLOP/s (about two seconds)."""
     python = Check("Python", "ok", f"{platform.python_version()} at {sys.executable}")
-    rows = [python, *_libraries(), _environment()]
-    rows += [
-        _cores(),
-        Check("vector tier", *tier),
-        _products(products),
-        _memory(),
-        _pages(),
-        gpu_check(),
-        triton_check(),
-        _peer(),
-    ]
+    rows = [python, *_libraries(), _environment(), _cores(), Check("vector tier", *tier), _products(products)]
+    rows += [_memory(), _pages(), gpu_check(), triton_check(), _peer()]
     rows += [_folder("generated models", models_folder(), _QUICK_DISK), _folder("results", results_folder(), _QUICK_DISK)]
     return rows + ([_speed()] if measure else [])
 

@@ -194,10 +194,8 @@ class DecodeInTransformers:
     @torch.inference_mode()
     def step(self) -> torch.Tensor:
         """Logits of one more token; a full context is emptied first."""
-        first, ids = (
-            self._held % self._context == 0,
-            torch.tensor([[1 + self._held % self._context % 3]], dtype=torch.int64, device="cpu"),
-        )
+        first = self._held % self._context == 0
+        ids = torch.tensor([[1 + self._held % self._context % 3]], dtype=torch.int64, device="cpu")
         past = {} if first else self._past
         if self.model.config.is_encoder_decoder:
             past = {"decoder_input_ids": ids} | past

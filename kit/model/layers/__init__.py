@@ -91,17 +91,9 @@ class Layer(NamedTuple):
         """What of this layer no other device runs; "" if all of it can run there."""
         if wrong := next((kind for kind in self[:2] if not kind.on_device), None):
             return f"layers of the kind {type(wrong).__name__}"
-        other = (
-            self.hyper
-            or self.per_layer
-            or self.scaled
-            or self.mixer.source is not None
-            or self.mixer.gated
-            or self.mixer.chunks
-            or self.mixer.gate
-        )
-        other = other or getattr(self.feed_forward, "shared_gated", False)
-        return "gates, shared keys and values and per-layer embeddings" if other else ""
+        mixer, shared = self.mixer, getattr(self.feed_forward, "shared_gated", False)
+        other = self.hyper, self.per_layer, self.scaled, mixer.source is not None, mixer.gated, mixer.chunks, mixer.gate, shared
+        return "gates, shared keys and values and per-layer embeddings" if any(other) else ""
 
     def run(self, ops, layer: int, x, embedded=None) -> None:
         """Add to x (tokens, hidden_size) what the two networks make of it. ``embedded``: of PerLayerInput."""

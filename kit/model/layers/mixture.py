@@ -45,10 +45,8 @@ class Mixture(LayerKind):
     latent: int = 0  # numbers that experts take and give, by products with the input and with what they give; 0: hidden_size
     latent_normed: bool = False  # what they give is normed before its product
 
-    named, metadata = (
-        "mixture",
-        ("(expert|swiglu_clamp).*|hash_layer_count|leading_dense_block_count|interleave_moe_layer_step",),
-    )
+    named = "mixture"
+    metadata = ("(expert|swiglu_clamp).*|hash_layer_count|leading_dense_block_count|interleave_moe_layer_step",)
     floats, on_device = ("ffn_gate_inp.weight",), True
 
     @classmethod
