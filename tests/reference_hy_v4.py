@@ -25,11 +25,8 @@ def of(path, tokens: list[int]) -> np.ndarray:
     output, embedding = tensors.pop("output.weight"), tensors["token_embd.weight"]
     model = HYV4Model(_config(keys, len(embedding))).double().eval()
     missing, unexpected = model.load_state_dict(_state(keys, tensors), strict=False)
-    assert (
-        not unexpected
-        and all(".indexer." in name for name in missing)
-        and bool(missing) == ("attention.indexer.top_k" not in keys)
-    )
+    assert not unexpected and all(".indexer." in name for name in missing)
+    assert bool(missing) == ("attention.indexer.top_k" not in keys)
     with torch.no_grad():
         return (model(torch.tensor([tokens])).last_hidden_state[0] @ output.T).numpy()
 

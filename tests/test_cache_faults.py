@@ -57,6 +57,5 @@ def test_a_hit_and_a_miss_copy_once_each():
     load = lambda: loaded.append(torch.ones(2)) or loaded[-1]  # noqa: E731
     a, b, c = (cache.get("a", 8, load) for _ in range(3))
     assert torch.equal(a, b) and len({each.data_ptr() for each in (a, b, c)}) == 3 and cache.stats.hits == 2
-    assert (
-        len(loaded) == 1 and a is loaded[0] and cache._values["a"].data_ptr() not in {a.data_ptr(), b.data_ptr(), c.data_ptr()}
-    )
+    assert len(loaded) == 1 and a is loaded[0]
+    assert cache._values["a"].data_ptr() not in {a.data_ptr(), b.data_ptr(), c.data_ptr()}

@@ -275,8 +275,8 @@ def test_a_busy_machine_gives_no_advice(model, tmp_path, roof, monkeypatch):
     table = explained(model, "--engine", bench(tmp_path), "--markdown").partition("| engine |")[2].splitlines()
     assert next(line for line in table if "tg64" in line).endswith("|  |"), "no share of a limit either"
     text = " ".join(explained(model, "--engine", bench(tmp_path), "--threads", "1,2").split())
-    assert ("while other processes used the cores" in text and "first close what uses 1.5 cores" in text
-        and "the option" not in text)  # fmt: skip
+    assert "while other processes used the cores" in text and "first close what uses 1.5 cores" in text
+    assert "the option" not in text
     monkeypatch.setattr(state, "cores_used_by_others", lambda: 1.5)
     monkeypatch.setattr(state, "settle", lambda patience: "other processes use 1.5 cores: they disturb")
     both = ["explain", str(model), "--engine", str(bench(tmp_path)), "--engine", str(bench(tmp_path, "llama-bench-2"))]

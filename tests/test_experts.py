@@ -300,8 +300,8 @@ def test_the_ways_of_a_run_are_measured_in_a_child(recorded, tmp_path, monkeypat
     facts, runs = expert_ways.measured(
         model, str(out), tmp_path, share=0.8, tokens=13, ways=("mapped", "slots past it, 2 readers")
     )
-    assert ([run.way for run in runs] == ["slots past it, 2 readers"] and facts["limit"] is None
-        and min(facts["compute"].values()) > 1)  # fmt: skip
+    assert [run.way for run in runs] == ["slots past it, 2 readers"] and facts["limit"] is None
+    assert min(facts["compute"].values()) > 1
     assert len(runs[0].disk) == len(runs[0].output) == 13 and facts["fastest"] >= max(runs[0].disk) >= facts["disk"] > 0
 
 

@@ -140,8 +140,8 @@ def test_small_policies_by_hand():
     parts = ByLayer(7, layers=2)
     for key, evicted in (("blk.0.a", []), ("blk.1.a", []), ("blk.0.b", ["blk.0.a"]), ("blk.2.c", ["blk.0.b"])):
         assert not parts.request(key, 2) and parts.insert(key, 2) == evicted
-    assert (parts.resident_bytes == 4 and parts.insert("blk.0.d", 4) is None
-        and (small := ByLayer(1, layers=5)).insert("blk.0.a", 1) == [])  # fmt: skip
+    assert parts.resident_bytes == 4 and parts.insert("blk.0.d", 4) is None
+    assert (small := ByLayer(1, layers=5)).insert("blk.0.a", 1) == []
     assert small.insert("blk.0.b", 1) == ["blk.0.a"]
     pinned = Pinned(3, names="ab")
     assert [pinned.insert(key, size) for key, size in (("c", 1), ("a", 2), ("b", 2), ("b", 1))] == [None, [], None, []]

@@ -208,8 +208,8 @@ def test_lines_are_no_longer_than_the_terminal_unless_two_rows_would_be_one(monk
     monkeypatch.setattr(tables, "width", lambda: 24)
     long = pd.DataFrame({"a": ["1", "2"]}, ["b" * 40, "c" * 40])
     lines = tables.as_text(long).splitlines()
-    assert (len(lines[1]) == 24 and len(lines[1].split()[0]) == 20 and lines[1].split()[0].endswith("...")
-        and lines[1].startswith("bbb"))  # fmt: skip
+    assert len(lines[1]) == 24 and len(lines[1].split()[0]) == 20 and lines[1].split()[0].endswith("...")
+    assert lines[1].startswith("bbb")
     monkeypatch.setattr(tables, "width", lambda: 9)
     assert tables.as_text(long).splitlines()[1].split()[0] == "bbbbb...", "eight letters at least"
     alike = pd.DataFrame({"a": ["1", "2"]}, ["b" * 40, "b" * 39 + "c"])

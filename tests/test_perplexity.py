@@ -98,8 +98,8 @@ def test_surprisal_is_minus_log_softmax():
 def test_no_surprisal_is_too_large():
     """Beyond e^709, which no float64 holds, the perplexity is infinite."""
     found = perplexity.Perplexity(np.array([700.0, 800.0]), 2, 1.0)
-    assert (found.value == found.error == math.inf and perplexity.power(709) == math.exp(709)
-        and math.isnan(perplexity.power(math.nan)))  # fmt: skip
+    assert found.value == found.error == math.inf and perplexity.power(709) == math.exp(709)
+    assert math.isnan(perplexity.power(math.nan))
     nearly, never = torch.tensor([[800.0, 0.0]]), torch.tensor([[1]])
     columns = divergence._columns(*divergence._each(nearly, 2 * nearly, never[0]).numpy())
     assert columns["perplexity"] == columns["ratio"] == math.inf and columns["kl"] == 0

@@ -274,8 +274,8 @@ def test_rounds_turn_and_slow_steps_run_once():
     order = []
     steps = {name: SimpleNamespace(parts=lambda name=name: order.append(name) or [1.0, 2.0, 4.0]) for name in "abcd"}
     table = attention.in_turn(steps, 3, slow={"b"})
-    assert ("".join(order) == "abcd" + "dca" + "acd" and table["round"].tolist() == [0] * 4 + [1] * 3 + [2] * 3
-        and {*table["total"]} == {7.0})  # fmt: skip
+    assert "".join(order) == "abcd" + "dca" + "acd" and table["round"].tolist() == [0] * 4 + [1] * 3 + [2] * 3
+    assert {*table["total"]} == {7.0}
 
 
 def test_each_type_of_history_against_what_the_machine_reads(monkeypatch):

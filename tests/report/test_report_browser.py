@@ -128,10 +128,8 @@ def test_code_of_a_mechanism_is_open_and_other_code_is_folded_but_there(visit):
     assert code.is_visible()
     assert "profile" in code.inner_text()
     page.get_by_role("button", name="Show all code").click()
-    assert (
-        page.locator("details.code .highlight:visible").count() == 1
-        and page.locator("details.code summary:visible").count() == 1
-    )
+    assert page.locator("details.code .highlight:visible").count() == 1
+    assert page.locator("details.code summary:visible").count() == 1
 
 
 @pytest.mark.parametrize("permissions", [["clipboard-read", "clipboard-write"], []])

@@ -365,8 +365,8 @@ def test_a_page_has_its_command_its_reports_and_the_machine_s_state(tmp_path):
     run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now", planned=["02_cache_mystery"])
     text = html.write(run, "02_cache_mystery").read_text()
     assert "kit reproduce --profile quick --only 02" in text and 'href="02_cache_mystery.ipynb"' in text
-    assert ("speed varied 1.8-fold" in text and text.index("Busy machine:</b> other processes use 2 cores") < text.index("<h1")
-        and "preload-replay" not in text)  # fmt: skip
+    assert "speed varied 1.8-fold" in text and text.index("Busy machine:</b> other processes use 2 cores") < text.index("<h1")
+    assert "preload-replay" not in text
     assert "CACHE_PERSISTENCE_INVESTIGATION.md" in text and "311 evictions" in text
 
 

@@ -73,8 +73,8 @@ def test_a_part_of_a_page_begins_at_a_heading_of_the_second_level():
         cell("markdown", 2, more=True, body="<h2>Title</h2><h2>Another</h2>"), cell(shows=[bold])]  # fmt: skip
     parts = html.sections(page)
     assert [len(part["cells"]) for part in parts] == [1, 3, 2] and [part["id"] for part in parts] == ["", "", "h2"]
-    assert (parts[2]["title"] == "Title" and parts[2]["cells"][0]["body"] == "<h2>Another</h2>"
-        and "<h2>" in parts[1]["cells"][0]["body"])  # fmt: skip
+    assert parts[2]["title"] == "Title" and parts[2]["cells"][0]["body"] == "<h2>Another</h2>"
+    assert "<h2>" in parts[1]["cells"][0]["body"]
     assert [part["finding"] for part in parts] == ["", "", "2 of 3."]
     assert html.sections([]) == []
 
@@ -489,10 +489,8 @@ def test_a_page_by_hand(tmp_path, monkeypatch):
     assert (first["more"], text["more"]) == (False, True) and [each["body"] for each in last["outputs"]] == ["a", "b"]
     bare = html.write(run, "09_none")
     assert (bare["title"], bare["question"], bare["cells"], bare["answer"]) == ("09_none", "", [], "")
-    assert (
-        html.records_uri(run, ["07_b", "06_a"]).startswith("data:application/x-ndjson")
-        and html.records_uri(run, ["06_a"]) == ""
-    )
+    assert html.records_uri(run, ["07_b", "06_a"]).startswith("data:application/x-ndjson")
+    assert html.records_uri(run, ["06_a"]) == ""
     with (run.folder / "06_a.ipynb").open("w") as out:
         nbformat.write(v4.new_notebook(cells=made[:1]), out)
     asked = html.write(run, "06_a")
