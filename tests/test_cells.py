@@ -370,7 +370,9 @@ TIME = re.compile(r"[\d.,]+ (ns|us|ms|s)\b")  # differ from run to run anyway
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     monkeypatch.setattr("kit.lab.measuring.machine.of_run", lambda folder: MACHINE)
-    monkeypatch.setattr("kit.lab.explaining.peers.of_run", lambda lab, path: ENGINES)  # each a process: tests/test_peers.py
+    monkeypatch.setattr(
+        "kit.lab.explaining.peers.of_run", lambda lab, path, names=(): ENGINES
+    )  # each a process: tests/test_peers.py
     monkeypatch.setattr("kit.lab.explaining.peers.readings", lambda *_, **__: {})
     monkeypatch.setattr("kit.lab.findings.pressed.measure", lambda path, *how: FROM_DISK.get(path) or measured_once(path, *how))
     monkeypatch.setattr(dequantizers, "measure", lambda path: dequantized())

@@ -36,7 +36,7 @@ COSTS = {Kind(s.qtype, s.shape): Cost(dict.fromkeys(DTYPES, 1.0), dict.fromkeys(
 SAMPLES = (0.5, 0.4, 0.6)  # seconds of a token by an engine of its own process
 
 
-def of_run(lab, path):
+def of_run(lab, path, precisions=()):
     """kit.lab.explaining.peers.of_run without its processes: what the exact way took is in the run's store."""
     with kit.open(path) as file:
         rows = {"kit": {"samples": [1 / seconds for seconds in SAMPLES], "others": 0.0}}

@@ -21,6 +21,7 @@ from kit.lab.engines import processes as engines
 from kit.lab.explaining import answer, peers
 from kit.lab.explaining.study import Study
 from kit.lab.measuring import measurements, state
+from kit.lab.predicting import divergence, quality
 from kit.lab.predicting.ways import BLOCKS
 from kit.system import usable_cores
 
@@ -94,6 +95,18 @@ def test_no_speed_of_a_trained_model_stands_without_its_quality(path, tmp_path, 
     beside = peers.of_run(SimpleNamespace(out=tmp_path, notebook="07", model=""), path)
     assert asked[1] == 0 and "no quality to lose" in peers.told(beside.assign(**{peers.KL: float("nan")}))
     assert "tok/s" not in peers.told(beside[:0])
+
+
+def test_the_exact_logits_of_a_text_are_computed_once_a_run(path, monkeypatch):
+    """Page 07 computed them for its engines, and again for its ways: twenty seconds of a run with a model of 1.5e9 weights."""
+    asked, row = [], dict.fromkeys(divergence.COLUMNS, 0.5)
+    compare = lambda window, truth, others, progress: asked.append([*others]) or dict.fromkeys(others, row)  # noqa: E731
+    monkeypatch.setattr(divergence, "compare", compare)
+    names = ["kit", "kit, int8 activations"]
+    assert [*peers._lost(path, names, 40, None, [quality.EXACT, "float16", "int8 activations"])] == names
+    with kit.open(path) as file:
+        assert [*quality.quality(file, [quality.EXACT, "float16"], 40).index] == [quality.EXACT, "float16"]
+    assert len(asked) == 1 and quality.EXACT in asked[0]
 
 
 def test_the_speeds_of_a_run_are_in_its_store_and_the_shared_one(path, tmp_path, monkeypatch):

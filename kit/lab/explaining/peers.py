@@ -56,8 +56,9 @@ def installed() -> list[str]:
 
 @once_a_run
 def compare(
-    path: Path, engines, prompt, tokens=32, rounds=5, progress=False, text=0, environment=None, share=math.inf, also=()
-) -> pd.DataFrame:
+    path: Path, engines, prompt, tokens=32, rounds=5, progress=False, text=0, environment=None, share=math.inf, also=(),
+    precisions=(),
+) -> pd.DataFrame:  # fmt: skip
     """One row an engine (names of ENGINES): the same greedy tokens from the same file, ``rounds`` times in turn; a round that
     other processes disturbed is taken again, as many times at most.
 
@@ -68,9 +69,10 @@ def compare(
     than state.BUSY is not compared. gbps: how fast the file's pages were read in the same rounds (measuring.minutes), [] where
     that is not known. resident: bytes of the process at the end; mapped: those of them that are the file's;
     beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. kl, kl_error, same:
-    of predicting.quality, by ``text`` tokens (0: none). together: number of tokens -> seconds per token of each pass over so
-    many (explaining.together), for each of ``also``. reason: why the rest of the row is empty. ``environment``: as in
-    Process. ``share``: seconds after which no further engine starts but the first, and no further round but the third.
+    of predicting.quality, by ``text`` tokens (0: none), computed with those of ``precisions``. together: number of tokens ->
+    seconds per token of each pass over so many (explaining.together), for each of ``also``. reason: why the rest of the row is
+    empty. ``environment``: as in Process. ``share``: seconds after which no further engine starts but the first, and no further
+    round but the third.
     """
     context, running, rows, stack = max((len(prompt) + tokens, *also)), {}, {}, ExitStack()
     ends, hidden = time.monotonic() + share, None if progress else True
@@ -127,13 +129,14 @@ def compare(
         for engine in running.values():
             engine.close()
     if text:
-        for name, losses in _lost(path, [*running], text, environment).items():
+        for name, losses in _lost(path, [*running], text, environment, precisions).items():
             rows[name] |= losses
     return pd.DataFrame.from_dict(rows, "index").reindex(columns=_COLUMNS).rename_axis("engine")
 
 
-def _lost(path, names, tokens: int, environment) -> dict[str, dict[str, float]]:
-    """The columns of kit.lab.predicting.quality for each engine, whose logits of a text of so many ``tokens`` are compared."""
+def _lost(path, names, tokens: int, environment, also=()) -> dict[str, dict[str, float]]:
+    """The columns of kit.lab.predicting.quality for each engine, whose logits of a text of so many ``tokens`` are compared.
+    ``also``: precisions that are asked for later, because the exact logits of the text take longest."""
     with kit.open(path) as file, ExitStack() as stack:
         others = {}
         for name in (name for name in names if name not in _PRECISION):
@@ -145,9 +148,9 @@ def _lost(path, names, tokens: int, environment) -> dict[str, dict[str, float]]:
             stack.callback(engine.close)
             others[f"{name} {version(name)}"] = quality.LogitSource(engine.read)
         ours = [_PRECISION[name] for name in names if name in _PRECISION]
-        table = quality.quality(file, ours, tokens, others=others)
+        table = quality.quality(file, dict.fromkeys([*ours, *also]), tokens, others=others)
     engine = {kind: name for name, kind in _PRECISION.items()} | {f"{name} {version(name)}": name for name in names}
-    losses = table.rename(engine)
+    losses = table.rename(engine).loc[[*names]]
     return losses[["kl", "kl_error", "same"]].to_dict("index")
 
 
@@ -171,16 +174,17 @@ def logits_of(name, path, ids, alone: bool, environment=None, **options) -> np.n
         process.close()
 
 
-def of_run(lab, path) -> pd.DataFrame:
+def of_run(lab, path, precisions=()) -> pd.DataFrame:
     """The engines of a run next to each other on one file, and what each loses to float32 where the weights are trained ones:
     measured by the first notebook that asks, and read from the run's peers.json by the others, so that their figures agree.
-    Its key is that of the store of measurements: file, machine and settings. The speeds are added to the run's store."""
+    Its key is that of the store of measurements: file, machine and settings. The speeds are added to the run's store.
+    ``precisions``: whose quality is asked for after it."""
     with kit.open(path) as file:
         key = {"file": Path(path).name, "digest": measurements.digest_of(file), "settings": measurements.settings()}
     key["machine"] = machine_id()
     told = measurements.peers(lab.out)
     if not key.items() <= told.items() or told["by"] == lab.notebook:
-        rows = compare_file(path, text=bool(lab.model)).to_dict("index")
+        rows = compare_file(path, text=bool(lab.model), precisions=precisions).to_dict("index")
         with kit.open(path) as file:
             told = key | {"by": lab.notebook, "bytes": bytes_used(uses_of(file)), "engines": rows}
         write_whole(lab.out / measurements.PEERS, json.dumps(told, indent=1) + "\n")
@@ -198,7 +202,9 @@ def beside(table: pd.DataFrame) -> pd.DataFrame:
     return table[columns].rename(columns={"kl_error": "± nats", "others": "cores of others"})
 
 
-def compare_file(path, text: bool, engines=None, share: float = math.inf, also: bool = True) -> pd.DataFrame:
+def compare_file(
+    path, text: bool, engines=None, share: float = math.inf, also: bool = True, precisions=()
+) -> pd.DataFrame:  # fmt: skip
     """``compare`` for ``engines`` (None: all that are installed), by as many tokens as a few seconds allow; ``text``: with
     quality; ``also``: passes over several tokens together. A ``share`` of seconds has a bar."""
     with kit.open(path) as file:
@@ -207,7 +213,8 @@ def compare_file(path, text: bool, engines=None, share: float = math.inf, also: 
     engines = engines or installed()
     tokens = min(33, max(9, int(_READ / (_ROUNDS * len(engines) * nbytes))))
     text = tokens_for(weights) if text else 0
-    return compare(path, engines, prompt, tokens, _ROUNDS, progress=share < math.inf, text=text, share=share, also=counts)
+    return compare(path, engines, prompt, tokens, _ROUNDS, progress=share < math.inf, text=text, share=share, also=counts,
+                   precisions=tuple(precisions))  # fmt: skip
 
 
 def prompt_of(file) -> list[int]:
