@@ -235,17 +235,10 @@ def test_a_live_control_becomes_its_text():
     assert shown == {"kind": "text", "body": "Slider"}
 
 
-@pytest.mark.parametrize(
-    ("value", "unit", "text"),
-    [
-        (7.838, "x", "7.838x"),
-        (0.075, "s", "75.0 ms"),
-        (2**30, "B", "1.00 GiB"),
-        (1100.0, "tok/s", "1,100 tok/s"),
-        (2.5, "x", "2.5x"),
-        (None, "s", "–"),
-    ],
-)
+@pytest.mark.parametrize(("value", "unit", "text"), [
+    (7.838, "x", "7.838x"), (0.075, "s", "75.0 ms"), (2**30, "B", "1.00 GiB"), (1100.0, "tok/s", "1,100 tok/s"),
+    (2.5, "x", "2.5x"), (None, "s", "–"),
+])  # fmt: skip
 def test_quantities_read_as_people_write_them(value, unit, text):
     assert units.format_quantity(value, unit) == text
 
