@@ -9,7 +9,9 @@ from matplotlib.colors import to_hex
 from kit.lab.claims.session import Session
 from kit.lab.explaining import answer, answer_table
 from kit.lab.explaining.answer_table import Row
+from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.minutes import Minutes
+from kit.lab.predicting.ways import BLOCK_WAYS
 from kit.units import with_error
 
 ROWS = [
@@ -51,7 +53,36 @@ def test_the_verdict_turns_with_the_share():
     own = [row for row in ROWS if row.kind == "kit"]
     assert answer_table.verdict(own).startswith("kit, int8 is at 91%"), "the fastest of kit's, where there is no engine"
     for share, only in ((0.85, True), (0.849, False)):
-        assert ("only fewer bits" in answer_table.verdict([own[0]._replace(of_limit=share)])) is only
+        assert ("only a file of fewer bits" in answer_table.verdict([own[0]._replace(of_limit=share)])) is only
+
+
+def test_what_is_left_has_the_interval_of_its_share():
+    """ "At most 1.2 times is left" had none, and was no English."""
+    told = answer_table.left(0.8, (0.78, 0.84))
+    assert told == "80% of the limit: at most 1.2 times as fast (1.2 to 1.3) is possible"
+    assert [" (" in answer_table.left(0.5, each) for each in ((0.0, 0.0), (-0.1, 0.6), (0.5, 0.5), (0.4, 0.6))] == [
+        False, False, False, True]  # fmt: skip
+    assert answer_table.left(0.9, (0.8, 1.0)) == "90% of the limit: only a file of fewer bits is faster"
+
+
+def test_the_note_under_the_table_says_what_a_stranger_asked(monkeypatch):
+    """ "int8 of what; ± of what; how many tokens?" """
+    monkeypatch.setattr(answer.peers, "version", lambda name: "2026.1")
+    monkeypatch.delenv("LLAMA_CPP", raising=False)
+    ran = Reading("a way", "", (0.1,) * 5, row={"tokens": 32.0}, machine="")
+    exact, *rounded = BLOCK_WAYS
+    study = SimpleNamespace()
+    found = answer.Conclusion(study, dict.fromkeys(BLOCK_WAYS, ran), exact, ran, {"int8": {"tokens": 1024.0}})
+    names, bits = " and ".join(way.product.activations for way in rounded), " and ".join(["16", "8"])
+    assert answer.note(found) == (
+        f"Speeds: the median of 5 rounds of 32 tokens, ± a 95% interval. {names} round activations (what weights are "
+        f"multiplied with) to {bits} bits, and no weight. Same next token: in 1,024 positions of a text. llama.cpp: the "
+        "package xllamacpp 2026.1."
+    )
+    alone = answer.Conclusion(study, {exact: Reading("a way", "", (0.1,) * 3, machine="")}, exact, None, {})
+    assert answer.note(alone) == "Speeds: the median of 3 rounds, ± a 95% interval."
+    monkeypatch.setenv("LLAMA_CPP", "here")
+    assert answer.note(found).endswith("llama.cpp: 2026.1."), "the library that the environment names, as version tells it"
 
 
 def test_an_engine_of_kit_is_named_once():

@@ -7,7 +7,7 @@ from functools import cached_property
 from kit.gguf.uses import bytes_used
 from kit.lab.engines.processes import ENGINES
 from kit.lab.engines.table import PEER, PROGRAM
-from kit.lab.explaining import answer_table
+from kit.lab.explaining import answer_table, peers
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.lines import width
 from kit.lab.explaining.study import Study
@@ -188,9 +188,21 @@ def told(found: Conclusion) -> list[str]:
         lines.append(_short(study))
     rows = table(found)
     if any(row.kind != "limit" for row in rows):
-        lines += ["", answer_table.text(rows, width()), ""]
+        lines += ["", answer_table.text(rows, width()), note(found), ""]
     after = concluded(found)
     return [after[0], *lines, *after[1:]] if study.busy else [*lines, *after]
+
+
+def note(found: Conclusion) -> str:
+    """What a first reader asks of the table: rounds and tokens of its speeds, what its ways round, which llama.cpp it is."""
+    ran = next(time for time in (found.peer, *found.ways.values()) if time and measured(time))
+    tokens, losses = ran.row.get(peers.TOKENS), found.losses.values()
+    rounds = [answer_table.SHORT[precision] for precision in dict.fromkeys(way.precision for way in found.ways if way.rounds)]
+    names, bits = (" and ".join(each) for each in (rounds, [name.removeprefix("int") for name in rounds]))
+    said = [f"Speeds: the median of {len(ran.samples)} rounds{f' of {tokens:.0f} tokens' if tokens else ''}, ± a 95% interval."]
+    said += [f"{names} round activations (what weights are multiplied with) to {bits} bits, and no weight."] * bool(rounds)
+    said += [f"Same next token: in {row['tokens']:,.0f} positions of a text." for row in losses if "tokens" in row][:1]
+    return " ".join([*said, *([f"llama.cpp: {peers.build_told()}."] if found.peer else [])])
 
 
 def concluded(found: Conclusion) -> list[str]:
@@ -206,7 +218,8 @@ def _of_peer(found: Conclusion) -> list[str]:
         return [f"llama.cpp is {reason}."]
     if found.peer is None:
         return []
-    study, reached = found.study, share(found.study, None, found.peer).median
+    study = found.study
+    reached, *interval = share(study, None, found.peer)
     if reached >= answer_table.NEAR:
         text, next_ = "What they cost in quality:", f"kit quants {name_of(study)} --to Q4_0,Q3_K"
     elif reached >= _MUCH:
@@ -214,13 +227,13 @@ def _of_peer(found: Conclusion) -> list[str]:
         next_ = f"llama-server -m {shlex.quote(shown(study.file.path))} -t {cores().useful}"
     else:
         text, next_ = "Ask your running server what takes the rest:", "kit explain http://127.0.0.1:8080"
-    return [f"With llama.cpp or Ollama: it is at {answer_table.left(reached)}. {text}", f"    {next_}"]
+    return [f"With llama.cpp or Ollama: it is at {answer_table.left(reached, interval)}. {text}", f"    {next_}"]
 
 
 def _bandwidth(limit: dict) -> str:
     """What memory gives in these minutes."""
     if limit["in_turn"]:
-        return f"its pages were read at {limit['read_gbps']:.1f} GB/s, measured in turn with the programs below"
+        return f"its pages were read at {limit['read_gbps']:.1f} GB/s, in the same minutes as the programs below ran"
     busy = f"; other processes use {limit['others_cores']:.1f} cores, so this probe is a busy one"
     return f"memory reads at {limit['read_gbps']:.1f} GB/s" + busy * (limit["others_cores"] > BUSY)
 

@@ -181,11 +181,13 @@ def apart(one: Row, other: Row) -> bool:
     return known and (one.low > other.high or other.low > one.high)
 
 
-def left(of_limit: float) -> str:
-    """What a share of the limit leaves to gain."""
+def left(of_limit: float, interval: tuple[float, float] = (0.0, 0.0)) -> str:
+    """What a share of the limit leaves to gain, by its 95 % ``interval`` where that is known."""
     if of_limit >= NEAR:
-        return f"{of_limit:.0%} of the limit: only fewer bits help"
-    return f"{of_limit:.0%} of the limit: at most {1 / of_limit:.2g} times is left"
+        return f"{of_limit:.0%} of the limit: only a file of fewer bits is faster"
+    low, high = interval
+    between = f" ({1 / high:.2g} to {1 / low:.2g})" if 0 < low < high else ""
+    return f"{of_limit:.0%} of the limit: at most {1 / of_limit:.2g} times as fast{between} is possible"
 
 
 def verdict(rows: Sequence[Row]) -> str:
@@ -225,5 +227,5 @@ def picture(rows: Sequence[Row], about: str):
     axes.grid(visible=False)
     axes.set_xlim(0, 1.12 * max([row.ends[1] for row in rows], default=1))
     shade = " and the shade" * bool(limit and limit.is_certain)
-    axes.set(xlabel=f"tokens per second, {about}\n(black lines{shade}: ±, a 95% interval)", title=verdict(rows))
+    axes.set(xlabel=f"tokens per second, {about}\n(thin lines{shade}: ±, a 95% interval)", title=verdict(rows))
     return figure

@@ -18,9 +18,8 @@ def flags(found: Conclusion) -> str:
     if study.file.path is None or study.cut or not study.room.fits:
         return ""
     here = cores()
-    build = "llama.cpp of the table is the build in the package xllamacpp. " * bool(found.peer)
     return (
-        f"Threads for llama.cpp: `-t {here.useful}`, because this process may run on {here.told}. {build}`--engine` with the "
+        f"Threads for llama.cpp: `-t {here.useful}`, because this process may run on {here.told}. `--engine` with the "
         "path of your llama-bench measures your own. If your server is slower, `kit explain http://127.0.0.1:8080` says why."
     )
 

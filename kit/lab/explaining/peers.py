@@ -35,10 +35,12 @@ from kit.system.files import write_whole
 from kit.units import format_bytes, format_rate, format_seconds
 
 _COLUMNS = (
-    "imports|load|first|prefill|speed|samples|gbps|others|resident|beyond imports|mapped|agree|kl|kl_error|same|together|reason"
+    "imports|load|first|prefill|speed|tokens|samples|gbps|others|resident|beyond imports|mapped|agree|kl|kl_error|same|"
+    "together|reason"
 ).split("|")
 _PROMPT = "A large language model that runs on a small computer answers slowly, because"
 _ROUNDS = 5  # of all engines in turn
+TOKENS = "tokens"  # of each sample, as a row of readings has it
 _READ = 4e11  # bytes that all tokens of a run's comparison read, give or take: seconds, not minutes
 _PRECISION = {row.name: row.precision for row in ROUNDED}
 _SEE = "see "  # the reason of a way of an engine that has its own
@@ -65,9 +67,9 @@ def compare(
     Only one process runs at a time, the others are stopped. ``prompt``: token ids. Columns:
     imports, load, first: seconds until the engine's libraries are imported, then until the file is open, then until the first
     token, in a new process with the file in the page cache. prefill: tokens of the prompt per second, the median. speed:
-    tokens per second after it, the median of ``samples``. others: cores that other processes used meanwhile; a row with more
-    than state.BUSY is not compared. gbps: how fast the file's pages were read in the same rounds (measuring.minutes), [] where
-    that is not known. resident: bytes of the process at the end; mapped: those of them that are the file's;
+    tokens per second after it, the median of ``samples``, each of so many ``tokens``. others: cores that other processes used
+    meanwhile; a row with more than state.BUSY is not compared. gbps: how fast the file's pages were read in the same rounds
+    (measuring.minutes), [] where that is not known. resident: bytes of the process at the end; mapped: those of them that are the file's;
     beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. kl, kl_error, same:
     of predicting.quality, by ``text`` tokens (0: none), computed with those of ``precisions``. together: number of tokens ->
     seconds per token of each pass over so many (explaining.together), for each of ``also``. reason: why the rest of the row is
@@ -118,6 +120,7 @@ def compare(
             row["gbps"] = [seconds[PAGES] for _, seconds in taken] if read else []
             row["samples"] = [(tokens - 1) / seconds for seconds in samples]
             row |= {"prefill": len(prompt) / float(np.median(prefills)), "speed": float(np.median(row["samples"]))}
+            row[TOKENS] = tokens - 1
             row |= {"resident": resident, "mapped": engine.mapped(path), "beyond imports": resident - engine.base}
             row["agree"] = int(np.equal(said[name], next(iter(said.values()))).cumprod().sum())
             row["others"] = max(others for others, _ in taken)
@@ -158,6 +161,11 @@ def version(name: str) -> str:
     """Which build of llama.cpp an engine is: the wheel's version, or the library that the environment names and its build."""
     named = os.environ.get("LLAMA_CPP")
     return f"{named}, build {build(Path(named))}" if named else library_version("xllamacpp") or ""
+
+
+def build_told() -> str:
+    """The build of llama.cpp in words: the wheel with its version, or the named library with its build."""
+    return version(PEER) if os.environ.get("LLAMA_CPP") else f"the package xllamacpp {version(PEER)}"
 
 
 def logits_of(name, path, ids, alone: bool, environment=None, **options) -> np.ndarray:
@@ -231,7 +239,8 @@ def note(rows: dict[str, dict], digest: str, by: str, store) -> None:
     ran = {name: row for name, row in rows.items() if isinstance(row.get("samples"), list)}
     for name, row in ran.items():
         samples = tuple(1 / speed for speed in row["samples"])
-        measurements.note(store, Reading(_label(name), digest, samples, others=row["others"], by=by))
+        counted = {TOKENS: row[TOKENS]} if TOKENS in row else {}
+        measurements.note(store, Reading(_label(name), digest, samples, others=row["others"], by=by, row=counted))
     together.note(ran, digest, by, store)
     if paged := [row for row in ran.values() if isinstance(row.get("gbps"), list) and row["gbps"]]:  # the same in all
         found = paged[-1]
