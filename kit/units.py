@@ -62,9 +62,9 @@ def format_count(number: float) -> str:
     return f"{number:.4g} P"
 
 
-def format_quantity(value: float | None, unit: str = "", digits: int = 4) -> str:
-    """A number as people read it: ``75.0 ms``, ``3.83 GiB``, ``1,100 tok/s``; an en dash when there is none. Of three
-    ``digits`` a number that is no count has no more, above a thousand, too: ``7.84x``, ``1,590x``; 99.96% is not all."""
+def format_quantity(value: float | None, unit: str = "", digits: int = 3) -> str:
+    """A number as people read it: ``75.0 ms``, ``3.83 GiB``, ``1,100 tok/s``; an en dash when there is none. A
+    number that is no count has no more ``digits``, above a thousand, too: ``7.84x``, ``1,590x``; 99.96% is not all."""
     if value is None:
         return "–"
     if unit in _BY_UNIT:
@@ -99,7 +99,7 @@ def places_of(error: float) -> int:
 
 def brief(value: float, unit: str = "s") -> str:
     """``"18 ms"``, ``"360 MiB"``, ``"1,100 tok/s"``: ``format_quantity`` with two significant digits, as an answer has them."""
-    number, _, of = format_quantity(value, unit).partition(" ")
+    number, _, of = format_quantity(value, unit, 4).partition(" ")  # three, then two, would round twice
     try:
         rounded = float(f"{float(number.replace(',', '')):.2g}")
     except ValueError:  # an en dash, a share that is too small, infinity

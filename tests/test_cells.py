@@ -288,6 +288,7 @@ CASES = {  # a notebook joins by its row
             "The order of weight accesses was recorded from a decode of 5 tokens.": "how it was measured, no outcome",
             "| program | tokens/s | of the limit | same next token as exact |": "heads of the table",
             "| --- | ---: | ---: | ---: |": "its rule",
+            "int8 and int16 round activations (what weights are multiplied with) to 8 and 16 bits, and no weight.": "what they do",
         },
     ),
     "11_your_engine": Case(
@@ -325,7 +326,7 @@ CASES = {  # a notebook joins by its row
         },
         warns="live slots hit other experts",
         steady={
-            "**Experts read another way: 1.0 times (uncertain); other experts kept: 1.0 times (uncertain).": "no way is apart"
+            "**Best way to read experts: 1.0 times (uncertain); best cache: 1.0 times (uncertain).": "no way is apart"
         },
     ),
     "03_cache_variants": Case(

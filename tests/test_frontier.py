@@ -150,7 +150,9 @@ def test_every_measured_point_is_joined_to_its_prediction_under_one_limit(ran):
     assert any((one[:, 1] == [lru.seconds, 3 * lru.seconds]).all() for one in joined)
     [limit] = [line for label, line in lines.items() if label.startswith("limit of memory: ")]
     assert limit.get_ydata()[0] == pytest.approx(ran["bytes_used"](ran["walk"].uses) / 1e10)
-    assert not axes.texts and {text.get_text() for text in figure.legends[0].texts} >= {"float32, LRU", limit.get_label()}
+    assert {text.get_text() for text in axes.texts} == {"-67%"}, "by how much a prediction is off was left to the reader"
+    assert full.get_marker() == hollow.get_marker() != axes.lines[0].get_marker(), "which line a dot is of"
+    assert {text.get_text() for text in figure.legends[0].texts} >= {"float32, LRU", limit.get_label()}
 
 
 def test_live_hit_rates_are_the_predicted_ones_and_all_ways_agree(ran):

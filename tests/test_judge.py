@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import kit
 from kit.errors import ReportError
-from kit.lab.claims.judge import Ratio, judge, pooled, spread_of, times, widened
+from kit.lab.claims.judge import Ratio, _span, judge, pooled, spread_of, times, widened
 from kit.lab.claims.table import VERDICTS
 from kit.lab.measuring import drift
 from kit.lab.measuring.measure import interval_of, rounds
@@ -157,8 +157,10 @@ def test_an_observation_beats_a_bound_from_a_slow_minute():
     assert just_below.verdict == "undecided here"
     low, high = (format_quantity(end, "x") for end in just_below.interval)
     assert low != high and f"the interval {low} to {high} contains the threshold 8x" in just_below.reason
+    assert _span((0.74953, 1.26312), "x", 1.0) == ["the interval 0.75x to 1.26x", "1x"], "a verdict had four digits"
+    assert _span((8.0012, 8.41), "x", 8.0) == ["the interval 8.001x to 8.41x", "8x"], "beyond 8x is not 8x"
     far = judged([1.1, 1.17, 1.7], (10, 20), at_most=(1.164, "Amdahl"))  # the samples alone refute it, whatever the bound is
-    assert far.verdict == "not reproduced" and "beyond its limit of 1.164x: noise" in far.reason
+    assert far.verdict == "not reproduced" and "beyond its limit of 1.16x: noise" in far.reason
 
 
 @given(st.lists(st.lists(finite, min_size=1, max_size=4), min_size=1, max_size=4), *[finite] * 2, *[st.none() | finite] * 2)

@@ -61,7 +61,8 @@ def test_a_tiny_share_and_one_of_a_kind_read_well():
 @pytest.mark.parametrize(
     "value, unit, told",
     [(0.0185, "s", "18 ms"), (194.0, "s", "190 s"), (30.44 * 2**30, "B", "30 GiB"), (4 << 30, "B", "4 GiB"), (0.0, "s", "0 s"),
-     (1100.0, "tok/s", "1,100 tok/s"), (36_019.0, "GB/s", "36,000 GB/s"), (8.66, "tok/s", "8.7 tok/s"), (None, "s", "–")],
+     (1100.0, "tok/s", "1,100 tok/s"), (36_019.0, "GB/s", "36,000 GB/s"), (8.66, "tok/s", "8.7 tok/s"), (None, "s", "–"),
+     (7.449, "tok/s", "7.4 tok/s")],
 )  # fmt: skip
 def test_an_answer_has_two_significant_digits(value, unit, told):
     assert brief(value, unit) == told
@@ -76,4 +77,4 @@ def test_a_rate_has_no_exponent():
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_fewer_digits_of_no_finite_number_are_its_own_words(value):
     """The front page of such a record was a traceback."""
-    assert format_quantity(value, "x", 3) == format_quantity(value, "x")
+    assert format_quantity(value, "x", 3) == format_quantity(value, "x", 4)

@@ -189,6 +189,22 @@ def dumbbells(table):
     return figure, axes
 
 
+FORESEEN = "hollow: predicted; full: measured, with the error of the prediction"  # what the marks of ``foreseen`` are
+
+
+def foreseen(axes: Axes, across, predicted, measured, label: str, mark: str) -> None:
+    """A line of predictions with hollow marks over ``across``, and what was measured of them (nan: nothing) as full ones of the
+    same shape, each with the error of its prediction in percent."""
+    [line] = axes.plot(across, predicted, f"{mark}-", mfc="white", lw=1.4, zorder=4, label=label)
+    axes.plot(across, measured, mark, color=line.get_color(), zorder=5)
+    axes.vlines(across, predicted, measured, color=line.get_color(), linestyle=":", lw=1.6)
+    for x, guess, real in zip(across, predicted, measured, strict=True):
+        if real == real:  # the number is on the other side of the full mark
+            place = {"xytext": (0, 7 if real >= guess else -7), "va": "bottom" if real >= guess else "top"}
+            axes.annotate(f"{guess / real - 1:+.0%}", (x, real), textcoords="offset points", ha="center", fontsize=8,
+                          color=INK, bbox=PLATE, zorder=3, **place)  # fmt: skip
+
+
 def stacked_bars(axes: Axes, table, told=None) -> None:
     """Horizontal stacked bars: one for each row of ``table`` (columns: parts), with ``told`` at the ends, a text for each; by
     default the totals as seconds."""

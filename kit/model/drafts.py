@@ -118,7 +118,7 @@ class Drafting:
         text = f"draft {self.name}: {self.acceptance:.0%} of {self.drafted} drafted tokens accepted, "
         text += f"{self.tokens / self.passes:.2g} tokens per pass"
         if fast and slow:
-            text += f"; {format_rate(fast)} tokens per second with it and {format_rate(slow)} without, in turn "
+            text += f"; {format_rate(fast)} tokens per second with it and {format_rate(slow)} without, measured alternately "
             text += f"({fast / slow:.2g} times)"
         if seconds := self.seconds_per_token:
             reads = f"reads {format_bytes(self.nbytes)} of weights" if self.nbytes else "reads no weights"

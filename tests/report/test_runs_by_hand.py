@@ -336,6 +336,7 @@ def test_a_front_page_by_hand(tmp_path, monkeypatch, model, tabled):
              "09_your_model": [("answer", "<strong>Nine.</strong> Do 9."), ("table", "t")][: 2 * tabled]}  # fmt: skip
     for name, cells in shown.items():
         made = [v4.new_code_cell("x", metadata={"tags": [tag]}, outputs=told_by(text)) for tag, text in cells]
+        made.insert(0, v4.new_markdown_cell(f"# What of {name[:2]}?"))
         (run.folder / f"{name}.ipynb").write_text(nbformat.writes(v4.new_notebook(cells=made)))
         (run.folder / f"{name}.html").touch()
     for more in ({"quantity": "plain"}, {"quantity": "warned", "status": records.WARNED, "reason": "r"},
@@ -350,7 +351,9 @@ def test_a_front_page_by_hand(tmp_path, monkeypatch, model, tabled):
     assert page["path"] == run.folder / "index.html" and page["file"] == "07_memory_frontier.gguf"
     assert [card["name"] for card in page["cards"]] == ["09_your_model", "07_memory_frontier", "08_c", "10_mixture"]
     assert (page["pages"], [*page["failed"]], page["unfinished"]) == ({*shown}, ["08_c"], ["10_mixture"])
-    assert page["to_do"] == (("09_your_model", "Do 9.") if tabled else ("07_memory_frontier", "Do 7."))
+    assert page["to_do"] == (
+        ("09_your_model", "Do 9.", "What of 09?") if tabled else ("07_memory_frontier", "Do 7.", "What of 07?")
+    ), "the link was called 09_your_model"
     assert (page["table"], page["result"]) == (("t", "Nine") if tabled else ("", ""))
     assert page["leads"] == ([] if tabled else bars[:1]), "a table of the reader's model has its bars"
     assert page["mixtures"] == ([] if model else bars[1:]), "nobody's own model is one that was generated"

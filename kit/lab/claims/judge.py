@@ -150,7 +150,7 @@ def pooled(rows: Sequence[Record]) -> tuple[str, str]:
     bounds = (None if None in lowers else min(lowers)), (None if None in uppers else max(uppers))
     word, why = decide(values, interval, tuple(first.accept), bounds, first.unit, first.how, f"more than {len(medians)} runs")
     word += " in ratio" * (word == "reproduced" and any(row.verdict == "reproduced in ratio" for row in rows))
-    return word, why or f"{_span(interval, first.unit)} of {len(medians)} runs" if interval else why
+    return word, why or f"{_span(interval, first.unit)[0]} of {len(medians)} runs" if interval else why
 
 
 def spread_of(values: Sequence[float], how: str, unit: str, machine: str = "") -> Interval | None:
@@ -175,8 +175,8 @@ def decide(
     samples leave open, if it is not what HOW says."""
     accepted, bounds = _numbers(accept), _numbers(possible)
     if interval and (interval[0] > bounds[1] or interval[1] < bounds[0]):
-        bound = format_quantity(bounds[1] if interval[0] > bounds[1] else bounds[0], unit)
-        return "undecided here", f"{_span(interval, unit)} is beyond its own limit of {bound}: one of the two is wrong"
+        told, bound = _span(interval, unit, bounds[1] if interval[0] > bounds[1] else bounds[0])
+        return "undecided here", f"{told} is beyond its own limit of {bound}: one of the two is wrong"
     if max(bounds[0], accepted[0]) > min(bounds[1], accepted[1]):
         bound = bounds[1] if bounds[1] < accepted[0] else bounds[0]
         if inside := sum(accepted[0] <= value <= accepted[1] for value in values):
@@ -192,7 +192,7 @@ def decide(
     if interval[1] < accepted[0] or interval[0] > accepted[1]:
         return (CONTRADICTS if how == OWN else "not reproduced"), ""
     edge = next(edge for edge in accepted if interval[0] <= edge <= interval[1])
-    told = f"{_span(interval, unit)} contains the threshold {format_quantity(edge, unit)}"
+    told = " contains the threshold ".join(_span(interval, unit, edge))
     more = more or HOW[how].format(len(values))
     return "undecided here", f"{told}; {more} would decide it"
 
@@ -209,8 +209,11 @@ def _noise(middle: float, lower: float | None, upper: float | None, unit: str) -
     return f"the median is beyond its limit of {bound}: noise, the interval meets it"
 
 
-def _span(interval: Interval, unit: str) -> str:
-    return f"the interval {format_quantity(interval[0], unit)} to {format_quantity(interval[1], unit)}"
+def _span(interval: Interval, unit: str, *more: float) -> list[str]:
+    """The interval and ``more`` numbers as text: of three digits, or of four where three would make two of them one."""
+    short, long = ([format_quantity(value, unit, digits) for value in (*interval, *more)] for digits in (3, 4))
+    low, high, *told = short if len({*short}) == len({*long}) else long
+    return [f"the interval {low} to {high}", *told]
 
 
 def region(accept: Region, unit: str) -> str:

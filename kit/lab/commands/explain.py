@@ -59,7 +59,7 @@ def command(
     client, finds the process and the file behind the port, and watches both meanwhile. The answer is causes that add up to
     the time per token, each with its evidence and what to change in that server's own words. A key comes from the variable
     KIT_SERVER_KEY. With --engine './llama-server -t 8' kit starts the server itself, and --try then makes the change and times
-    both in turn.
+    both alternately.
 
     With --machine nothing is run. kit predicts the time per token for blocks that are mapped, locked or read, and for
     float32, from the table of tensors, the compressibility of the file, the maker's bandwidth, and guesses that are marked

@@ -182,7 +182,7 @@ def _causes(decode, bound: dict, swept: dict | None, runner: Runner) -> list[dic
         lost = min(rest, decode.seconds * (1 - rows[best]["seconds"] / rows[used]["seconds"]))
         if lost > decode.seconds * (1 - 1 / WORTH):
             causes.append({"name": "threads", "seconds": lost, "remedy": f"-t {best}",
-                           "evidence": f"{used} threads; {best} are faster in turn"})  # fmt: skip
+                           "evidence": f"{used} threads; {best} are faster, measured alternately"})  # fmt: skip
             rest -= lost
     causes.append({"name": "unexplained", "seconds": max(0.0, rest), "evidence": "the rest", "remedy": ""})
     return causes

@@ -93,7 +93,7 @@ def _bits(study: Study) -> list[Opportunity]:
         width = FORMATS[name].bits_per_weight / 8
         fewer = sum(bytes_used([use], min(width, use.nbytes / use.elements)) for use in study.read)
         command = f"kit quants {answer.name_of(study)} --to {name}"
-        found.append(Opportunity(f"{name} for every tensor of more bits", now, nbytes / fewer, "predicted",
+        found.append(Opportunity(f"{name} in place of formats of more bits", now, nbytes / fewer, "predicted",
                                  seconds * fewer / nbytes, "quality, which the command measures", command))  # fmt: skip
     return found
 
@@ -106,7 +106,7 @@ def fine(study: Study, found: list[Opportunity]) -> list[str]:
     if (other := answer.peer(study)) and (share := answer.share(study, None, other).median) >= answer_table.NEAR:
         told.append(f"llama.cpp is at {share:.0%} of the limit")
     others = len(study.predictions) - 1 - sum(each.now == "kit's default" and bool(each.command) for each in found)
-    return told + [f"{others} other ways of kit gain nothing"] * bool(others)
+    return told + [f"kit's {others} other ways to hold weights gain nothing"] * bool(others)
 
 
 def advice(study: Study) -> list[str]:

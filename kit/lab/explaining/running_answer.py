@@ -220,5 +220,5 @@ def told_in_turn(before: str, after: str, seconds: dict[str, list[float]], of: s
     text = f"Before: {format_seconds(first)} {what} with `{before}`. After: {format_seconds(second)} with `{after}`, "
     times = float(np.median(ratios))
     span = f" ({low:.2f} to {high:.2f})" * (not low <= 1 <= high)
-    text += f"{as_fast(times, low, high, 'before')}{span}, in turn {len(ratios)} times."
+    text += f"{as_fast(times, low, high, 'before')}{span}, alternating {len(ratios)} times."
     return {"before": first, "after": second, "times": times, "interval": [low, high], "told": paragraph(text)}

@@ -146,6 +146,11 @@ def table(cells: list[dict]) -> str:
     return _tagged(cells, TABLE)
 
 
+def question(cells: list[dict]) -> str:
+    """The first heading, which asks what the page answers; "" before the notebook is there."""
+    return next((text for cell in cells for *_, text in cell["headings"]), "")
+
+
 def result(cells: list[dict]) -> str:
     """The result in a few words, with which the answer begins; "" before it has run, or without one."""
     told = _RESULT.search(_tagged(cells, ANSWER))

@@ -63,7 +63,7 @@ def write(run: Run, running: bool = False) -> Path:
         answers=answers(entries),
         evidence={entry.claim.id: evidence.bearing_on(entry.claim) for entry in entries},
         report_of=evidence.report_of,
-        to_do=(to_do, html.answer(cells.get(to_do, []))),
+        to_do=(to_do, html.answer(cells.get(to_do, [])), html.question(cells.get(to_do, []))),
         tally=[(word, count) for word, count in book.tally(entries).items() if count],
         warnings=wrong(run, rows),
         measurements=[row for row in rows if not row.verdict and row.status != WARNED],
@@ -148,11 +148,10 @@ def answers(entries: list[Entry]) -> list[dict]:
 def card(run: Run, name: str, cells: list[dict]) -> dict:
     """What the front page shows of one notebook; of a run without its .png files, the figure at its full size."""
     state = run.notebooks.get(name)
-    headings = [text for cell in cells for _, _, text in cell["headings"]]
     small, full = run.folder / f"{name}.png", html.picture(cells)
     return {
         "name": name,
-        "title": html.result(cells) or (headings[0] if headings else name),
+        "title": html.result(cells) or html.question(cells) or name,
         "summary": html.summary(cells),
         "status": state.status if state else "not run",
         "kept": state.kept if state else "",

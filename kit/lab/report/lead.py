@@ -143,7 +143,7 @@ def _of_file(run: Run, rows: list[Record]) -> Lead | None:
     if PEER in measured:
         bars.append(Bar(COMPARED[PEER].title, _quality(ran, PEER, model), "peer", measured[PEER], explain))
     if now := in_turn(peers):
-        told = f"bytes of a token at {now.read_gbps:.1f} GB/s: the file's pages, read in turn with these programs"
+        told = f"bytes of a token at {now.read_gbps:.1f} GB/s: the file's pages, read between the runs of these programs"
         bars.append(Bar(MINUTES, told, "bound", (now.least,), explain))
     elif least := [row.lower for row in own if row.quantity == EXACT.quantity and row.lower]:
         bars.append(Bar(LIMIT, "bytes of a token, read once from memory in its best minutes", "bound", (min(least),), explain))

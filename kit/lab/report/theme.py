@@ -37,6 +37,7 @@ def _environment() -> jinja2.Environment:
     )  # fmt: skip
     environment.filters |= {"quantity": units.format_quantity, "seconds": units.format_seconds, "bytes": units.format_bytes}
     environment.filters |= {"shellquote": lambda text: shlex.quote(str(text)), "coded": coded}
+    environment.filters |= {"spoken": lambda name: name.replace("_", " ")}  # a page's name where a reader meets it
     environment.globals |= {"policy": _policy(), "style": _asset("page.css") + _tones(), "script": _asset("page.js")}
     environment.globals |= {"positions": positions, "limits": LIMITS}
     return environment
