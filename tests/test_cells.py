@@ -288,7 +288,7 @@ CASES = {  # a notebook joins by its row
             "The order of weight accesses was recorded from a decode of 5 tokens.": "how it was measured, no outcome",
             "| program | tokens/s | of the limit | same next token as exact |": "heads of the table",
             "| --- | ---: | ---: | ---: |": "its rule",
-            "int8 and int16 round activations (what weights are multiplied with) to 8 and 16 bits, and no weight.": "what they do",
+            "int8 and int16 round activations (what weights are multiplied with) to 8 and 16 bits, and no weight.": "so",
         },
     ),
     "11_your_engine": Case(
@@ -326,7 +326,7 @@ CASES = {  # a notebook joins by its row
         },
         warns="live slots hit other experts",
         steady={
-            "**Best way to read experts: 1.0 times (uncertain); best cache: 1.0 times (uncertain).": "no way is apart"
+            "**Experts: reading 1.0 times (uncertain), caching 1.0 times (uncertain).": "no way is apart"
         },
     ),
     "03_cache_variants": Case(

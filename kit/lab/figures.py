@@ -147,7 +147,7 @@ def against_kl(times, kl):
         size = 7 + 2 * number
         axes.plot(kl[name], times[name], mark, ms=size, mfc="none", mew=1.8, label=f"{name}, KL {kl[name]:.2g}")
     over_kl(axes)
-    axes.set(xlabel="KL divergence from float32 (nats): left is exact", ylabel="times llama.cpp's speed")
+    axes.set(xlabel="KL divergence from float32 (nats): left is exact", ylabel="speed / llama.cpp's")
     axes.set_ylim(0, 1.1 * times.max())  # the peer's own mark stands whole where nobody is faster
     figure.legend(fontsize=8.5, ncols=2, loc="outside lower center")
     fastest = times.idxmax()

@@ -69,6 +69,7 @@ def cell(kind="code", level=0, tags=(), shows=(), **more):
 
 def test_a_part_of_a_page_begins_at_a_heading_of_the_second_level():
     bold = ("html", "<p>So <strong>2 of 3.</strong></p>")
+    begun = ("html", "<p><strong>2 MiB: 3% of it,</strong> 1 us of 2.</p>")
     page = [cell("markdown", 1), cell("markdown", 2), cell(shows=[("text", "<strong>printed</strong>")]), cell("markdown", 3),
         cell("markdown", 2, more=True, body="<h2>Title</h2><h2>Another</h2>"), cell(shows=[bold])]  # fmt: skip
     parts = html.sections(page)
@@ -76,6 +77,7 @@ def test_a_part_of_a_page_begins_at_a_heading_of_the_second_level():
     assert parts[2]["title"] == "Title" and parts[2]["cells"][0]["body"] == "<h2>Another</h2>"
     assert "<h2>" in parts[1]["cells"][0]["body"]
     assert [part["finding"] for part in parts] == ["", "", "2 of 3."]
+    assert html.sections([cell(shows=[begun])])[0]["finding"] == "2 MiB: 3% of it", "a fold ended with a comma"
     assert html.sections([]) == []
 
 

@@ -98,7 +98,7 @@ def shares(points: Sequence[roofline.Point], rates: Mapping[str, float], bandwid
 def drawn(points: Sequence[roofline.Point], rates: Mapping[str, float], bandwidth: float):
     """The picture of ``points``, whose title has the ``shares``."""
     reached = ", ".join(f"{name} {share:.0%}" for name, share in shares(points, rates, bandwidth).items())
-    title = f"{PROMPT} tokens together, of their roof: {reached}" if reached else f"{len(points)} speeds below the roof"
+    title = f"{PROMPT} tokens together, share of the roof: {reached}" if reached else f"{len(points)} speeds below the roof"
     return roofline.drawn(points, rates, bandwidth, title)
 
 

@@ -132,7 +132,7 @@ def sections(cells: list[dict]) -> list[dict]:
     for part in parts:
         told = "\n".join(output["body"] for cell in part["cells"] for output in cell["outputs"] if output["kind"] == "html")
         found = _FINDING.search(told)
-        part["finding"] = found[1] if found else ""
+        part["finding"] = found[1].rstrip(",:") if found else ""  # it ends here, though its sentence goes on
     return [part for part in parts if part["cells"]]
 
 
