@@ -201,7 +201,7 @@ def note(found: Conclusion) -> str:
     names, bits = (" and ".join(each) for each in (rounds, [name.removeprefix("int") for name in rounds]))
     said = [f"Speeds: the median of {len(ran.samples)} rounds{f' of {tokens:.0f} tokens' if tokens else ''}, ± a 95% interval."]
     said += [f"{names} round activations (what weights are multiplied with) to {bits} bits, and no weight."] * bool(rounds)
-    said += [f"Same next token: in {row['tokens']:,.0f} positions of a text." for row in losses if "tokens" in row][:1]
+    said += [f"Same next token: counted at {row['tokens']:,.0f} positions of a text." for row in losses if "tokens" in row][:1]
     return " ".join([*said, *([f"llama.cpp: {peers.build_told()}."] if found.peer else [])])
 
 
