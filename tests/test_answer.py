@@ -320,5 +320,5 @@ def test_what_is_fine_is_what_needs_no_change(more, count, gains):
         Opportunity("bits", PEER, 2.0, "", 0.02, "x", "y"),
     ]
     told = opportunities.fine(study(**more | least), found)
-    others = [line for line in told if line.startswith(f"{2 - gains} other ways")]
+    others = [line for line in told if line.startswith(f"kit's {2 - gains} other ways")]
     assert len(told) - len(others) == count and bool(others) is (gains < 2)

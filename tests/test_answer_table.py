@@ -76,8 +76,8 @@ def test_the_note_under_the_table_says_what_a_stranger_asked(monkeypatch):
     names, bits = " and ".join(way.product.activations for way in rounded), " and ".join(["16", "8"])
     assert answer.note(found) == (
         f"Speeds: the median of 5 rounds of 32 tokens, ± a 95% interval. {names} round activations (what weights are "
-        f"multiplied with) to {bits} bits, and no weight. Same next token: counted at 1,024 positions of a text. llama.cpp: the "
-        "package xllamacpp 2026.1."
+        f"multiplied with) to {bits} bits, and no weight. Same next token: counted at 1,024 positions of a text. llama.cpp: "
+        "the package xllamacpp 2026.1."
     )
     alone = answer.Conclusion(study, {exact: Reading("a way", "", (0.1,) * 3, machine="")}, exact, None, {})
     assert answer.note(alone) == "Speeds: the median of 3 rounds, ± a 95% interval."
