@@ -66,15 +66,15 @@ def compare(
 
     Only one process runs at a time, the others are stopped. ``prompt``: token ids. Columns:
     imports, load, first: seconds until the engine's libraries are imported, then until the file is open, then until the first
-    token, in a new process with the file in the page cache. prefill: tokens of the prompt per second, the median. speed:
-    tokens per second after it, the median of ``samples``, each of so many ``tokens``. others: cores that other processes used
+    token, in a new process with the file in the page cache. prefill: tokens of the prompt per second, the median. speed: tokens
+    per second after it, the median of ``samples``, each of so many ``tokens``. others: cores that other processes used
     meanwhile; a row with more than state.BUSY is not compared. gbps: how fast the file's pages were read in the same rounds
-    (measuring.minutes), [] where that is not known. resident: bytes of the process at the end; mapped: those of them that are the file's;
-    beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. kl, kl_error, same:
-    of predicting.quality, by ``text`` tokens (0: none), computed with those of ``precisions``. together: number of tokens ->
-    seconds per token of each pass over so many (explaining.together), for each of ``also``. reason: why the rest of the row is
-    empty. ``environment``: as in Process. ``share``: seconds after which no further engine starts but the first, and no further
-    round but the third.
+    (measuring.minutes), [] where that is not known. resident: bytes of the process at the end; mapped: those of them that are
+    the file's; beyond imports: those that came after the imports. agree: leading tokens that are the first engine's. kl,
+    kl_error, same: of predicting.quality, by ``text`` tokens (0: none), computed with those of ``precisions``. together: number
+    of tokens -> seconds per token of each pass over so many (explaining.together), for each of ``also``. reason: why the rest
+    of the row is empty. ``environment``: as in Process. ``share``: seconds after which no further engine starts but the first,
+    and no further round but the third.
     """
     context, running, rows, stack = max((len(prompt) + tokens, *also)), {}, {}, ExitStack()
     ends, hidden = time.monotonic() + share, None if progress else True
