@@ -47,6 +47,8 @@ def numbers(way, order=ORDER, disk=None, tensors=TENSORS):
 ])  # fmt: skip
 def test_a_token_is_the_sum_of_its_uses(way, order, found):
     assert found == numbers(way, order)
+    uneven = replace(ORDER, tokens=[*ORDER.tokens[:2], ["a"]])  # the first one warms up
+    assert predict(LAZY, TENSORS, uneven, COSTS, MAPPED).seconds == 0.5 + (11.125 + 22.25 + 1 + 2) / 2
 
 
 def test_what_a_small_cache_cannot_hold_passes_through_memory(monkeypatch):
