@@ -4,7 +4,7 @@
                                                  (of formats FEW alone: float64 and gguf-py judge the others)
     python emulated.py compile FOLDER CPU        compiles for the CPU what they call, and runs nothing of it
     python emulated.py emulate FOLDER CPU ...    runs that, under emulation, and decodes FOLDER/tiles to FOLDER/tiles.npy by the
-                                                 vectors, which Numba compiles there: slow, but they take arrays, not addresses
+                                                 vectors for the first CPU; what surrounds them is Python there
 
 The first and the third write their results to FOLDER/plain.npz and FOLDER/CPU.npz.
 """
@@ -50,6 +50,8 @@ if MODE == "compile":
     for name in ("lead", "serve", "alone", "now"):
         threads._of_queue(name)
     threads._pool = lambda: SimpleNamespace(run=lambda steps: 0)
+if MODE == "emulate":
+    vectors.jit = lambda function: function  # Numba would take half a minute
 
 import torch  # noqa: E402
 
@@ -57,6 +59,7 @@ import kit  # noqa: E402
 from kit.cpu import convolution, crossings, elementwise, gemm_codes, norm, operations, recurrent, shapes  # noqa: E402
 from kit.cpu.attention import attend  # noqa: E402
 from kit.cpu.linear import linear  # noqa: E402
+from kit.cpu.tiles import vector  # noqa: E402
 from kit.gguf.formats import FORMATS  # noqa: E402
 from kit.model.kvcache import KV_TYPES, KVCache  # noqa: E402
 
@@ -149,6 +152,21 @@ def recurrent_layers(x):
     yield "convolution", torch.cat([out.flatten(), state.flatten()])
 
 
+@tasks.task
+def tile_steps(tier):
+    return lambda task, states, lanes, slots, at, end, to, count, table: steps(
+        tier, states, lanes, slots, at, end, to, count, table
+    )
+
+
+@tasks.task
+def tile_sums():
+    return lambda task, address, count: np.int64(sums(address, count))
+
+
+steps, sums = vector.steps, vector.sums
+
+
 def decoded(path):
     """Logits of a prompt and of what it goes on with."""
     with kit.open(path) as file:
@@ -169,6 +187,8 @@ def run(cpu):
 
 if MODE != "emulate":
     run(*CPU or ["plain"])
+    if CPU == ["apple-m4"]:
+        tile_steps("neon"), tile_sums()
     sys.exit()
 assert len(os.listdir("/proc/self/task")) <= 2, "a fork beside a thread may hang; QEMU has one of its own"
 for cpu in CPU:  # imports take longer than what they are for
@@ -178,6 +198,15 @@ for cpu in CPU:  # imports take longer than what they are for
         os._exit(0)
     assert os.wait()[1] == 0, cpu
 
-from kit import codec  # noqa: E402
+from kit.codec import tiles  # noqa: E402
+from kit.cpu.tiles import predictors  # noqa: E402
 
-np.save(FOLDER / "tiles.npy", codec.decode(codec.Tiles.from_bytes((FOLDER / "tiles").read_bytes()), "simd"))
+in_steps, in_sums = tasks.function(tile_steps("neon"), 9), tasks.function(tile_sums(), 3)
+vector.steps = lambda tier, *arguments: in_steps(0, *map(int, arguments))
+vector.sums = lambda *arguments: np.uint8(in_sums(0, *map(int, arguments)))
+one = tiles.Tiles.from_bytes((FOLDER / "tiles").read_bytes())
+found, status = np.empty((len(one), one.layout.rows * one.layout.columns), np.uint8), np.ones(len(one), np.uint8)
+vector.decode_simd(tiles.streams_of(one), 0, len(one), found, status)
+assert status.tolist() == [0]
+predictors.undo(found[0], one.layout.predictor, *one.shape)
+np.save(FOLDER / "tiles.npy", found.view(np.int8).reshape(one.shape))

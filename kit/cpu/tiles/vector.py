@@ -67,20 +67,20 @@ def _next_words(tier, address, low, shuffles):
 
 
 @jit
-def _steps(tier, states, slots, at, end, to, count, shuffles):
-    """All lanes of ``states`` (uint32) decode a value at each step, and those below the lower bound take a 16-bit word from the
-    address ``at``. ``count`` values, a multiple of the lanes, go to the address ``to``; ``slots`` is the address of a
-    rans.slot_table, ``shuffles`` that of the table. Returns the address after the last word, early if that is
-    beyond ``end``."""
-    for done in range(0, count, states.size):
-        for lane in range(0, states.size, 16):
-            x = load(u32x16, states.ctypes.data + 4 * lane)
+def steps(tier, states, lanes, slots, at, end, to, count, shuffles):
+    """All ``lanes`` states (uint32, from the address ``states``) decode a value at each step, and those below the lower bound
+    take a 16-bit word from the address ``at``. ``count`` values, a multiple of the lanes, go to the address ``to``; ``slots``
+    is the address of a rans.slot_table, ``shuffles`` that of the table. Returns the address after the last word, early if that
+    is beyond ``end``."""
+    for done in range(0, count, lanes):
+        for lane in range(0, lanes, 16):
+            x = load(u32x16, states + 4 * lane)
             entry = gather(slots, x & (SLOTS - 1))
             store(to + done + lane, convert(u8x16, entry))
             x = (entry >> 8 & (SLOTS - 1)) * (x >> SLOT_BITS) + (entry >> 20)
             low = x < _WORD
             x = select(low, x << 16 | _next_words(tier, at, low, shuffles), x)
-            store(states.ctypes.data + 4 * lane, x)
+            store(states + 4 * lane, x)
             at += 2 * bits_set(bitcast(types.uint16, low))
         if at > end:
             return at
@@ -103,7 +103,7 @@ def _decode_tile(tier, streams, tile, slots, states, residuals, shuffles):
     position, coded = read_states(streams, tile, states), streams.coded[tile]
     at, end = units + 2 * position, units + 2 * streams.end[tile]
     whole = coded // states.size * states.size
-    at = _steps(tier, states, table, at, end, to, whole, shuffles)
+    at = steps(tier, states.ctypes.data, states.size, table, at, end, to, whole, shuffles)
     if at > end:
         return SHORT
     position = (at - units) // 2
@@ -123,21 +123,29 @@ def _decode_tile(tier, streams, tile, slots, states, residuals, shuffles):
 
 
 @jit
-def add_up(row):
-    """Prefix sums modulo 256 of row (n,) uint8, in place: 64 at a time by six shifted additions, plus the total before."""
-    address, whole = row.ctypes.data, row.size // 64 * 64
+def sums(address, count):
+    """Prefix sums modulo 256 of ``count`` bytes, a multiple of 64, in place: 64 at a time by six shifted additions, plus the
+    total before. Returns the last one, or 0."""
     total = np.uint8(0)
-    for j in range(0, whole, 64):
-        sums = load(u8x64, address + j)
-        sums = sums + move_up(sums, 1)
-        sums = sums + move_up(sums, 2)
-        sums = sums + move_up(sums, 4)
-        sums = sums + move_up(sums, 8)
-        sums = sums + move_up(sums, 16)
-        sums = sums + move_up(sums, 32)
-        sums = sums + total
-        store(address + j, sums)
-        total = extract(sums, 63)
+    for at in range(address, address + count, 64):
+        each = load(u8x64, at)
+        each = each + move_up(each, 1)
+        each = each + move_up(each, 2)
+        each = each + move_up(each, 4)
+        each = each + move_up(each, 8)
+        each = each + move_up(each, 16)
+        each = each + move_up(each, 32)
+        each = each + total
+        store(at, each)
+        total = extract(each, 63)
+    return total
+
+
+@jit
+def add_up(row):
+    """Prefix sums modulo 256 of row (n,) uint8, in place."""
+    whole = row.size // 64 * 64
+    total = sums(row.ctypes.data, whole)
     for j in range(whole, row.size):
         total = np.uint8(total + row[j])
         row[j] = total
