@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kit
-from kit.cpu.buffers import Buffers
+from kit.cpu.buffers import ARENA, Buffers, PassBuffers
 from kit.lab.synthetic.write import synthesize
 from kit.trace import Trace
 
@@ -125,3 +125,37 @@ def test_threads_never_get_the_same_memory():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_pass_uses_memory_again_and_leaves_none():
+    """Of sizes within an eighth, while it or another pass runs; what outlives both goes back to the system."""
+    results = PassBuffers(least=1)
+    results.empty((100,), torch.uint8)
+    assert results.free_bytes == 0  # no pass runs
+    with results.kept():
+        result = results.empty((10, 10), torch.float32)
+        address = result.data_ptr()
+        del result
+        with results.kept():
+            again = results.empty((1, 101), torch.float32)
+            assert (again.data_ptr(), again.shape, results.free_bytes) == (address, (1, 101), 0)
+            del again
+        assert results.empty((105,), torch.float32).data_ptr() != address and results.free_bytes > 400
+        last = results.empty((7,), torch.float32).fill_(3)
+    assert results.free_bytes == 0 and (last == 3).all()
+    del last
+    assert results.free_bytes == 0
+
+
+def test_layers_of_a_prompt_share_memory(monkeypatch, tmp_path):
+    """What products, norms and attention give of a second layer is no fresh memory."""
+    fresh, made, each = [], Buffers._fresh, []
+    monkeypatch.setattr(ARENA.results, "least", 1)
+    monkeypatch.setattr(PassBuffers, "_fresh", lambda *given: fresh.append(given) or made(*given))
+    for layers in (2, 4):
+        with kit.open(synthesize(tmp_path / f"{layers}.gguf", "tiny-llama", layers=layers)) as file:
+            model = kit.Transformer(file, linear="dequantized")
+            fresh.clear()
+            model.logits([1, 2, 3], -1)
+            each.append(len(fresh))
+    assert each[0] == each[1] > 0 and ARENA.results.free_bytes == 0

@@ -100,7 +100,8 @@ class CompressedLinear:
     def load(self) -> torch.Tensor:
         """Unpack the matrix without the cache; a miss and a prefetch call this."""
         with self.weights.trace.span("unpack", self.name, layer_of(self.name), self.matrix.nbytes):
-            out = None if self._scales is None else ARENA.empty(self.matrix.shape, torch.int8, self.weights.trace).numpy()
+            room = self.matrix.shape, torch.int8, self.weights.trace
+            out = None if self._scales is None else ARENA.weights.empty(*room).numpy()
             return unpack(self.matrix, self.weights.decoder, self.weights.threads, out)
 
     @property

@@ -13,6 +13,7 @@ from numba import types
 
 from kit.cpu import threads
 from kit.cpu.attention_many import CHUNK, ROOM, ROWS, attend_many, block_of, capped, supports
+from kit.cpu.buffers import ARENA
 from kit.cpu.elementwise import as_bits, exp_of_negative
 from kit.cpu.history import LANES, TILE, History, as_floats, greatest_of, tile_positions
 from kit.cpu.simd.memory import load, stack, store
@@ -32,7 +33,7 @@ def attend(
     """Attention as in every variant of kit.model.attention, for keys and values as a cache holds them and heads of a multiple
     of 16 elements: q (heads, tokens, head_dim) float32 -> (heads, tokens, head_dim)."""
     heads, tokens, dim = q.shape
-    q, out = q.transpose(0, 1).contiguous(), torch.empty(tokens, heads, dim, dtype=torch.float32, device="cpu")
+    q, out = q.transpose(0, 1).contiguous(), ARENA.results.empty((tokens, heads, dim), torch.float32)
     sinks = None if sinks is None else sinks.float().contiguous()
     if tokens == 1:
         parts = torch.empty(parts_bytes(heads, dim, positions), dtype=torch.uint8, device="cpu")

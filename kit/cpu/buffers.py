@@ -4,6 +4,9 @@ import math
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -77,4 +80,43 @@ def _aligned(nbytes: int) -> np.ndarray:
     return room[start : start + nbytes]
 
 
-ARENA = Buffers()  # of all results and unpacked weights of the process
+class PassBuffers(Buffers):
+    """Buffers for what operations give, which a pass needs again layer by layer; unused ones are kept while a pass runs. Sizes
+    within an eighth share memory, because a mixture's experts have a little more or fewer tokens each."""
+
+    def __init__(self, **limits: int):
+        super().__init__(**limits)
+        self._passes = 0
+
+    def empty(self, shape: tuple[int, ...], dtype, trace=None):
+        count = math.prod(shape)
+        room = count + -count % (1 << max(0, count.bit_length() - 4))
+        return super().empty((room,), dtype, trace)[:count].reshape(shape)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Within the ``with`` memory is used again."""
+        with self._lock:
+            self._passes += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._passes -= 1
+                if not self._passes:
+                    self._free, self.free_bytes = [], 0
+
+    def _give_back(self, memory):
+        with self._lock:
+            if self._passes:
+                super()._give_back(memory)
+
+
+class Arena(NamedTuple):
+    """What is reused of dequantized and unpacked weights, and of what passes compute."""
+
+    weights: Buffers
+    results: PassBuffers
+
+
+ARENA = Arena(Buffers(), PassBuffers())  # of the process

@@ -10,6 +10,7 @@ import torch
 
 from kit.cpu import crossings, gemm, gemm_codes, gemv_values, threads
 from kit.cpu.activations import DIGITS, quantizing, record_bytes, rounded
+from kit.cpu.buffers import ARENA
 from kit.cpu.crossings import FLOATS, ROWS, TILES
 from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import SUPERBLOCK
@@ -34,7 +35,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     kernel multiplies so many tokens. For F32, F16 and BF16 weights, x is not rounded. Raises QuantError.
     """
     _check(blocks, qtype, x, activations)
-    x, y = x.contiguous(), torch.empty(len(x), len(blocks), dtype=torch.float32, device="cpu")
+    x, y = x.contiguous(), ARENA.results.empty((len(x), len(blocks)), torch.float32)
     if len(x):
         threads.run_all(Activations(x).product(blocks, qtype, y, activations))
     return y
@@ -104,7 +105,7 @@ class Activations:
         (tokens, columns), steps, key = self.x.shape, [], tuple(layout.items())
         if key not in self._made:
             size = -(-columns // SUPERBLOCK), tokens, record_bytes(layout["digits"])
-            self._made[key] = records = torch.empty(size, dtype=torch.uint8, device="cpu")  # torch aligns to 64 bytes
+            self._made[key] = records = ARENA.results.empty(size, torch.uint8)
             arguments = dict(x=self.x, columns=columns, tokens=tokens, records=records) | layout
             steps = [(quantizing(), arguments, tokens)]
         return self._made[key], steps

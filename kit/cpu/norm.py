@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from numba import types
 
 from kit.cpu import threads
+from kit.cpu.buffers import ARENA
 from kit.cpu.simd.memory import load, store
 from kit.cpu.simd.sums import reduce_add
 from kit.cpu.simd.vectors import bitcast, broadcast, f32x16, inner
@@ -25,7 +26,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 
     n = weight.shape[-1]
     if n % _LANES or not x.is_contiguous() or not x.dtype is weight.dtype is torch.float32:
         return F.rms_norm(x, (n,), None, eps) * (weight.float() + offset)
-    y = torch.empty_like(x)
+    y = ARENA.results.empty(x.shape, x.dtype)
     row, arguments, count = step(x, y, eps, weight, offset=offset)
     if x.numel() > SMALL_NORM:
         threads.run(row, arguments, count)

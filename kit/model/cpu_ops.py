@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.cpu.attention import attend, fits
+from kit.cpu.buffers import ARENA
 from kit.cpu.choice import attend_chosen, choose
 from kit.cpu.norm import rms_norm
 from kit.cpu.operations import run
@@ -37,7 +38,7 @@ class CpuOps(Ops):
         self.trace.add(what, start, time.perf_counter_ns(), tensor, layer, nbytes=nbytes, outcome=outcome)
 
     def new(self, *shape):
-        return torch.empty(shape, dtype=torch.float32, device="cpu")
+        return ARENA.results.empty(shape, torch.float32)
 
     do = staticmethod(run)
 

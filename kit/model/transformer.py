@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from kit.cpu.buffers import ARENA
 from kit.cpu.threads import torch_alone
 from kit.errors import ModelError, known
 from kit.model.attention import ATTENTION
@@ -182,7 +183,7 @@ class Transformer(Shown):
         for tokens, cache in zip(rows, caches, strict=True):
             self._check_tokens(tokens, cache.length, cache.context)
         self.trace.token = caches[0].passes
-        with self._alone(count):
+        with ARENA.results.kept(), self._alone(count):
             logits = forward(RowsOps(self, rows, caches), self.config, wanted)
             self._check_finite(logits)
         for tokens, cache in zip(rows, caches, strict=True):
@@ -212,7 +213,8 @@ class Transformer(Shown):
         can be, of all tokens."""
         start = time.perf_counter_ns()
         self.trace.token = cache.passes
-        with self._alone(len(tokens)), self.file.reading_ahead(self._unread) if self._unread else nullcontext():
+        ahead = self.file.reading_ahead(self._unread) if self._unread else nullcontext()
+        with ARENA.results.kept(), self._alone(len(tokens)), ahead:
             plan = None
             if cache.length and len(tokens) == 1:
                 plan = self._plan(cache)

@@ -174,5 +174,5 @@ class Weights(WeightSource, Mapping, Shown):
         blocks = self.read(name)
         qtype, shape = self.info(name).qtype, self.shape(name)
         with self.trace.span("dequantize", name, layer_of(name), self.nbytes(name)):
-            out = ARENA.empty(shape, self.dtype, self.trace)
+            out = ARENA.weights.empty(shape, self.dtype, self.trace)
             return dequantize(blocks, qtype, dtype=self.dtype, backend=self.backend, out=out)

@@ -62,7 +62,7 @@ def dtype_named(dtype):
 
 def _empty(shape, dtype, device):
     if device == "cpu":
-        return ARENA.empty(shape, dtype)
+        return ARENA.weights.empty(shape, dtype)
     if isinstance(dtype, np.dtype):
         raise QuantError(f"numpy arrays are in main memory, but the backend works on {device}: give a torch dtype")
     import torch

@@ -76,7 +76,7 @@ class Spilled(kit.Weights):
         """A miss: dequantized the first time, and read back from then on."""
         if name not in self._places:
             return super().load(name)
-        value = ARENA.empty(self.shape(name), self.dtype, self.trace)
+        value = ARENA.weights.empty(self.shape(name), self.dtype, self.trace)
         target = _bytes_of(value)
         with self.trace.span("page in", name, layer_of(name), len(target)):
             for start, count in self._pieces(len(target)):
