@@ -2,7 +2,7 @@
 
     python emulated.py plain FOLDER              runs them here, on the plain tier, with FOLDER/inputs.npz and FOLDER/model.gguf
                                                  (of formats FEW alone: float64 and gguf-py judge the others)
-    python emulated.py compile FOLDER CPU        compiles for the CPU what they call, and runs nothing of it
+    python emulated.py compile FOLDER CPU ...    compiles for each CPU what they call, and runs nothing of it
     python emulated.py emulate FOLDER CPU ...    runs that, under emulation, and decodes FOLDER/tiles to FOLDER/tiles.npy by the
                                                  vectors for the first CPU; what surrounds them is Python there
 
@@ -10,7 +10,6 @@ The first and the third write their results to FOLDER/plain.npz and FOLDER/CPU.n
 """
 
 import gc
-import itertools
 import os
 import sys
 from pathlib import Path
@@ -47,8 +46,6 @@ if MODE == "compile":
 
     tasks._compile, tasks._load = compile_, lambda symbol, _, names: tasks._loaded.setdefault(symbol, tasks.Task(1, names))
     tiers.self_test = lambda name: tiers._probe(name) and []
-    for name in ("lead", "serve", "alone", "now"):
-        threads._of_queue(name)
     threads._pool = lambda: SimpleNamespace(run=lambda steps: 0)
 if MODE == "emulate":
     vectors.jit = lambda function: function  # Numba would take half a minute
@@ -74,6 +71,7 @@ crossings.fastest = lambda _, activations, tokens, recorded=False, alike=False: 
 )
 FEW = ("Q4_K", "Q6_K", "Q8_0", "Q4_0")
 SIXTEEN = ("Q4_K", "Q8_0")  # with activations of sixteen bits, too: by steps and by scales
+PRODUCTS = (("float32", 1), ("float32", 3), ("int8", 1), ("int8", 3), ("int8", 20))  # twenty by floats are no dot products
 RARE = (("float32", 3), ("int8", 1))  # of the other formats, each with code of its own: activations and tokens
 # Arm's CPUs differ in dot products alone: of codes of eight bits, six and four, with steps and scales of each kind.
 FORMATS_OF = {"plain": FEW} | dict.fromkeys(("cortex-a76", "cortex-a72"), FEW[:3])
@@ -90,8 +88,8 @@ def results(inputs, cpu):
         for dtype in ("float32", "float16", "bfloat16")[: every * (3 if name in FEW else 1)]:
             numbers = kit.dequantize(blocks, name, dtype)
             yield f"{name} as {dtype}", numbers.view(torch.int32 if dtype == "float32" else torch.int16)
-        sixteen = [("int16", 3)] * (name in SIXTEEN)
-        for activations, tokens in [*itertools.product(("float32", "int8"), (1, 3, 20)), *sixteen] if name in FEW else RARE:
+        sixteen, floats = [("int16", 3)] * (name in SIXTEEN), [("float32", 20)] * every
+        for activations, tokens in [*PRODUCTS, *floats, *sixteen] if name in FEW else RARE:
             yield (
                 f"{name} times {tokens}, {activations}",
                 linear(blocks, name, x[:tokens, :columns].contiguous(), activations),
@@ -185,23 +183,28 @@ def run(cpu):
         np.savez(FOLDER / f"{cpu}.npz", **found)
 
 
-if MODE != "emulate":
-    run(*CPU or ["plain"])
-    if CPU == ["apple-m4"]:
-        tile_steps("neon"), tile_sums()
+if MODE == "plain":
+    run("plain")
     sys.exit()
 assert len(os.listdir("/proc/self/task")) <= 2, "a fork beside a thread may hang; QEMU has one of its own"
 for cpu in CPU:  # imports take longer than what they are for
     if not os.fork():
-        os.environ["NUMBA_CACHE_DIR"], tasks._setting = str(FOLDER / cpu), lambda cpu=cpu: (cpu,)
+        os.environ |= {"NUMBA_CPU_FEATURES": FEATURES[cpu], "NUMBA_CACHE_DIR": str(FOLDER / cpu)}
+        CPU[0] = cpu
+        tasks.features.cache_clear()
+        for name in ("lead", "serve", "alone", "now") if MODE == "compile" else ():
+            threads._of_queue(name)
         run(cpu)
         os._exit(0)
     assert os.wait()[1] == 0, cpu
+of_tiles = tile_steps("neon"), tile_sums()
+if MODE == "compile":
+    sys.exit()
 
 from kit.codec import tiles  # noqa: E402
 from kit.cpu.tiles import predictors  # noqa: E402
 
-in_steps, in_sums = tasks.function(tile_steps("neon"), 9), tasks.function(tile_sums(), 3)
+in_steps, in_sums = tasks.function(of_tiles[0], 9), tasks.function(of_tiles[1], 3)
 vector.steps = lambda tier, *arguments: in_steps(0, *map(int, arguments))
 vector.sums = lambda *arguments: np.uint8(in_sums(0, *map(int, arguments)))
 one = tiles.Tiles.from_bytes((FOLDER / "tiles").read_bytes())

@@ -49,8 +49,7 @@ def inputs(folder):
     (folder / "tiles").write_bytes(tiles.to_bytes())
     model_files.write(folder, "tiny-llama", "Q4_K_M").rename(folder / "model.gguf")
     _run(sys.executable, "plain", folder)
-    for cpu in CPUS:
-        _run(sys.executable, "compile", folder, cpu)
+    _run(sys.executable, "compile", folder, *CPUS)
     arrays["compiled"] = set(folder.glob("*/*.o"))
     _run(EMULATED, "emulate", folder, *CPUS)
     return arrays
@@ -68,7 +67,7 @@ def _run(python, mode, *arguments):
 def test_every_bit_is_that_of_the_plain_tier_here(cpu, folder, inputs):
     found, plain = np.load(folder / f"{cpu}.npz"), np.load(folder / "plain.npz")
     shared = [name for name in plain if name in found]
-    assert len(shared) == (len(plain) if cpu == "apple-m4" else 20)
+    assert len(shared) == (len(plain) if cpu == "apple-m4" else 17)
     wrong = [name for name in shared if found[name].tobytes() != plain[name].tobytes()]
     assert [name for name in wrong if not name.startswith("fused")] == []
     for name in wrong:  # torch's own arithmetic in a model differs from CPU to CPU
