@@ -16,7 +16,7 @@ from kit.lab.claims import gates
 from kit.lab.claims.records import Record
 from kit.lab.claims.session import Session
 from kit.lab.measuring import disk, identity, kept, limits, machine, measure
-from kit.lab.report import html, planning
+from kit.lab.report import html, planning, runner
 from kit.lab.report import run as runs
 from kit.lab.report.runner import Outcome
 from kit.system.paths import ROOT
@@ -202,6 +202,9 @@ def test_pages_are_drawn_again_at_once_and_end_together(tmp_path, monkeypatch):
     run = runs.start(tmp_path / "run", runs.Request())
     machine.keep(run.folder, MACHINE)
     jobs = [SimpleNamespace(name=name, source=None, parameters={}, digest="d") for name in ("01_a", "02_b", "03_c")]
+    monkeypatch.setattr(runner, "usable_cores", lambda: 4)
+    monkeypatch.setattr(runner, "memory_available", lambda: 3 << 30)
+    assert [runner.at_once(["01_a"]), runner.at_once(["00_start_here"]), runner.at_once(["01_a"], "cuda")] == [3, 1, 1]
     monkeypatch.setattr(planning, "execute", lambda *_: Outcome("ok", "", 1, 60.0, [0]))
     planning.perform(run, jobs, taken=tmp_path)
     both = threading.Barrier(2, timeout=30)

@@ -116,7 +116,8 @@ def command(profile, only, model, device, out, resume, again, texts, timeout, no
                 names = ", ".join(sorted(outdated))
                 click.echo(f"a later probe found faster memory: its limit, with the same measurements, for {names}", err=True)
                 again = [job for job in jobs if job.name in outdated]
-                perform(again, taken=kept / "taken", draws=kept / "anew", at_once=runner.at_once(outdated))
+                count = runner.at_once(outdated, request.device)
+                perform(again, taken=kept / "taken", draws=kept / "anew", at_once=count)
                 reading = [job for job in jobs if job.name.startswith(planning.READ_ALL)]
             if reading:
                 perform(reading, draws=kept / "of all")

@@ -38,8 +38,11 @@ def check_memory(names: Iterable[str]) -> None:
         )
 
 
-def at_once(names: Iterable[str]) -> int:
-    """How many of these notebooks may run at a time where nothing is measured: one a core, as far as memory goes."""
+def at_once(names: Iterable[str], device: str = "cpu") -> int:
+    """How many of these notebooks may run at a time where nothing is measured: one a core, as far as memory goes. One on a GPU,
+    whose cells time again."""
+    if device != "cpu":
+        return 1
     least = max((LEAST.get(name, _OTHERS) for name in names), default=_OTHERS)
     return max(1, min(usable_cores(), memory_available() // least))
 
