@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks import _speeds, waits
 from benchmarks._pictures import by_memory, pictures
 from benchmarks._records import FULL, REFERENCE, explained, explanation, newest, row, rows, ways_of
@@ -21,6 +23,7 @@ from kit.lab.explaining.answer_table import Row
 from kit.lab.explaining.quick import GUESS
 from kit.lab.findings import reported
 from kit.lab.measuring import machine
+from kit.lab.measuring.measure import interval_of
 from kit.system.paths import ROOT
 from kit.units import format_seconds
 
@@ -78,6 +81,8 @@ def sentences() -> dict[str, tuple[str, ...]]:
     low, high = _speeds.extremes("decode")
     explained_run, machine_id = explanation()
     peer, int8 = (explained_run["ways"][name] for name in (PEER, ROUNDED[-1].label))
+    engines = json.loads((newest() / "peers.json").read_text(encoding="utf-8"))["engines"]
+    slower, faster = interval_of(np.divide(*(engines[name]["samples"] for name in (ROUNDED[-1].name, PEER))))
     few, many = _speeds.of_cpu(explained_run | {"machine_id": machine_id}, "decode", "int8")
     return {
         "README.md": (
@@ -95,7 +100,7 @@ def sentences() -> dict[str, tuple[str, ...]]:
         "docs/speeds.md": (
             f"decodes {low:.2g} to {high:.2g} times as fast",
             "prompts {:.2g} to {:.2g} times as fast".format(*_speeds.extremes("prefill of 512")),
-            f"has int8 {peer[0] / int8[0]:.2f} times as fast as llama.cpp",
+            f"has int8 {peer[0] / int8[0]:.2f} times as fast as llama.cpp ({slower:.2f} to {faster:.2f} by its rounds)",
             f"the table has {few:.2f} to {many:.2f} for its CPU",
         ),
     }
