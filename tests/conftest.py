@@ -155,7 +155,8 @@ def _fetched(name):
 FIRST = (
     "aarch64 smoke activations cells device fused hf hf_engine jupyterlab sweep triton_model gpu_session benchmarks experts "
     "ahead quants_dequantize quants_new_formats transformer attention_page triton report_browser reproduce explain first_token "
-    "frontier triton_tiles codec_tiles pressure wheel"
+    "frontier triton_tiles codec_tiles pressure wheel server_causes busy quants_choice docs server tile_notebooks "
+    "gates attention"
 ).split()
 
 
