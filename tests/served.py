@@ -91,7 +91,7 @@ class Server(ThreadingHTTPServer):
 def serving(handler):
     """A handler of HTTP on a free port of this machine; its URL."""
     with Server(handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()  # its end waits for no half second
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:

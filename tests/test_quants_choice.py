@@ -126,6 +126,9 @@ def test_the_command_measures_each_file_by_each_way(smollm2, tmp_path):
 @pytest.mark.parametrize("change, said", [
     (lambda metadata, tensors: tensors.clear(), "holds no weights"),
     (lambda metadata, tensors: metadata.update({"general.type": "mmproj"}), "(mmproj), not a language model"),
+    (lambda metadata, tensors: metadata.update({"general.architecture": "rwkv7"}), "'rwkv7'"),
+    (lambda metadata, tensors: tensors.pop("blk.1.ffn_down.weight"), "blk.1.ffn_down.weight"),
+    (lambda metadata, tensors: metadata.pop("tokenizer.ggml.model"), "has no tokenizer"),
 ])  # fmt: skip
 def test_what_is_no_model_is_said_before_it_is_quantized(source, tmp_path, monkeypatch, change, said):
     """A vocabulary alone was a ZeroDivisionError of a speed; others were quantized first and refused then."""

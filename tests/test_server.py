@@ -1,5 +1,6 @@
 """The client of a server: what counts as a token, what every bad answer is called, and that nothing goes anywhere else."""
 
+import contextlib
 import json
 import operator
 import os
@@ -54,6 +55,79 @@ def refused(*words):
 def test_lines_without_an_event_are_none():
     assert [event_of(line) for line in ("", ": ping", "data: [DONE]", "event: x", "data: [1]")] == [None] * 5
     assert event_of('data: {"a": 1}') == event_of('{"a": 1}') == {"a": 1}
+
+
+JUNK = None, -1, 1.5, True, "abc", [], {}, [None], {"a": None}, 2**70, float("nan"), float("inf")
+_EVENTS = {  # protocol -> events with every field that is read
+    "llama-server": [
+        {"content": "a", "tokens": [5], "stop": True, "stop_type": "limit", "error": {"message": "x"}},
+        {"timings": {"prompt_n": 1, "cache_n": 1, "predicted_n": 1, "prompt_ms": 1.0, "predicted_ms": 1.0}},
+    ],
+    "Ollama": [
+        {"response": "a", "done_reason": "length"},
+        {"done": True, "total_duration": 1, "load_duration": 1, "prompt_eval_duration": 1, "eval_duration": 1,
+         "prompt_eval_count": 1, "eval_count": 1},
+    ],
+    "OpenAI-compatible server": [
+        {"choices": [{"text": "a", "finish_reason": "length"}]},
+        {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 1}}},
+    ],
+}  # fmt: skip
+
+
+def _with_junk(event, junk):
+    """Copies of an event: in each, one of its values, however deep, is ``junk``."""
+    for key, value in event.items():
+        yield event | {key: junk}
+        rows = value if isinstance(value, list) else [value]
+        for row in [row for row in rows if isinstance(row, dict)]:
+            yield from (event | {key: [deep] if isinstance(value, list) else deep} for deep in _with_junk(row, junk))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+def test_whatever_a_server_says_is_text_ids_and_counts_or_nothing(protocol):
+    for junk in JUNK:
+        for event in (each for good in _EVENTS[protocol.name] for each in _with_junk(good, junk)):
+            piece = protocol.piece(event)
+            assert all(isinstance(text, str) for text in (piece.text, piece.stop, piece.error)), event
+            assert all(type(token) is int and token >= 0 for token in piece.ids), event
+            *counts, load, prompt, made = piece.report or Report()
+            assert all(each is None or (type(each) is int and 0 <= each < 2**53) for each in counts), event
+            assert all(each is None or 0 <= each < float("inf") for each in (load, prompt, made)), event
+
+
+def test_whatever_a_server_says_of_its_models_is_rows_and_a_path_or_nothing():
+    row, answers = {"name": "q", "context_length": 512}, {}
+
+    class Ollama(served.Quiet):
+        def do_GET(self):
+            self.said(200, answers | {"version": "1"})
+
+    with served.serving(Ollama) as url:
+        for junk in (-1, "abc", [None], {"a": None}):
+            for key, value in {"models": junk, "data": junk, "context_length": junk}.items():
+                answers |= {"models": [row | {key: value}], "data": [{"id": "q"}], key: value}
+                with contextlib.suppress(ServerError), ServerClient(url) as client:
+                    assert client.model == "q" and client.context in (0, 512)
+    paths = {owner._said(SimpleNamespace(about={"model_path": junk}, name="llama-server")) for junk in JUNK if junk != "abc"}
+    assert paths == {None}
+
+
+def test_tokens_of_a_server_whose_file_is_not_known_are_those_that_it_says_or_pieces():
+    usage = iter([{"completion_tokens": 6}, {}])
+
+    class OpenAI(served.Quiet):
+        def do_GET(self):
+            self.said(200, {"data": [{"id": "x"}]})
+
+        def do_POST(self):
+            words = [{"choices": [{"text": text}]} for text in "abc"]
+            words.append({"choices": [{"finish_reason": "length"}], "usage": next(usage)})
+            self.said(200, "".join(f"data: {json.dumps(word)}\n\n" for word in words).encode())
+
+    with served.serving(OpenAI) as url, ServerClient(url) as client:
+        told = [client.ask([], 6, text="Once") for _ in range(2)]
+    assert [(got.fault, got.received, got.burst) for got in told] == [("", 6, True), ("", 3, True)]
 
 
 def test_openai_reports_what_was_cached():

@@ -45,6 +45,8 @@ def command(files, to, tokens, rounds, figure, as_json):
     from kit.lab.figures import FILES
     from kit.lab.measuring.conditions import check_variables
     from kit.lab.synthetic.write import FOLDER
+    from kit.model.hyperparameters import read_config
+    from kit.model.tokenizer import tokenizer_of
     from kit.system.files import check_writable, made
     from kit.system.paths import models_folder
     from kit.units import finite
@@ -70,6 +72,7 @@ def command(files, to, tokens, rounds, figure, as_json):
         if alone:
             with kit.open(paths[0]) as source:
                 check_model(source)
+                read_config(source), tokenizer_of(source)  # what cannot run is said before it is quantized
                 stem = Path(model_name(paths[0])).stem
                 paths += [requantize(source, kind, Path(folder, f"{stem} as {kind}.gguf"), not as_json) for kind in kinds]
         table = quants.study(paths, paths[0] if alone else None, tokens, rounds, progress=not as_json)

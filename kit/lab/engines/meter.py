@@ -34,8 +34,8 @@ class Report(NamedTuple):
 @dataclass(frozen=True)
 class Received:
     """One request. ``asked``: tokens asked for. ``seconds``: until its end; ``arrivals``: until each piece of the answer, since
-    the request was sent. ``status``: of HTTP, 0 where the connection broke. ``received``: tokens received; None: nothing says
-    how many pieces of text they are. ``ended``: whether the server said that the answer is whole."""
+    the request was sent. ``status``: of HTTP, 0 where the connection broke. ``received``: tokens received; None: not counted.
+    ``ended``: whether the server said that the answer is whole."""
 
     asked: int
     seconds: float
@@ -74,7 +74,8 @@ class Received:
     @property
     def burst(self) -> bool:
         """Whether all pieces came at once, at the end: a proxy that collects, or an answer that was ready."""
-        return len(self.arrivals) > 2 and self.arrivals[-1] - self.arrivals[0] < BURST * self.seconds
+        several = self.answered > 1 and bool(self.arrivals)
+        return several and self.arrivals[-1] - self.arrivals[0] < BURST * self.seconds
 
     @property
     def first(self) -> float | None:

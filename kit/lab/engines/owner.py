@@ -9,6 +9,7 @@ from typing import NamedTuple
 import psutil
 
 from kit.errors import ServerError
+from kit.lab.engines import said
 from kit.lab.engines.server import ServerClient
 from kit.system import processes
 
@@ -172,7 +173,7 @@ def _sleepy(process: psutil.Process, owner: Owner) -> tuple[str, ...]:
 
 def _said(server: ServerClient) -> Path | None:
     """The file that the server names: /props of llama.cpp, the FROM line of Ollama's /api/show."""
-    if path := server.about.get("model_path"):
+    if path := said.text(server.about.get("model_path")):
         return Path(path)
     if server.name == "Ollama":
         lines = str(server.get("/api/show", model=server.model).get("modelfile", "")).splitlines()

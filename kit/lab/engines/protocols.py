@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kit.lab.engines import said
 from kit.lab.engines.meter import Report
 from kit.units import from_json
 
@@ -48,16 +49,16 @@ def _error(event: dict) -> str:
 
 
 def _seconds(value, unit: float) -> float | None:
-    return value / unit if isinstance(value, (int, float)) else None
+    return None if (value := said.number(value)) is None else value / unit
 
 
 def _timings(event: dict) -> Report | None:
     """llama.cpp's own report."""
-    said = event.get("timings")
-    if not isinstance(said, dict):
+    told = event.get("timings")
+    if not isinstance(told, dict):
         return None
-    times = (_seconds(said.get(f"{name}_ms"), 1e3) for name in ("prompt", "predicted"))
-    return Report(said.get("prompt_n"), said.get("cache_n"), said.get("predicted_n"), None, *times)
+    times = (_seconds(told.get(f"{name}_ms"), 1e3) for name in ("prompt", "predicted"))
+    return Report(*(said.count(told.get(name)) for name in ("prompt_n", "cache_n", "predicted_n")), None, *times)
 
 
 def _llama_body(asked: Asked) -> dict:
@@ -69,8 +70,8 @@ def _llama_body(asked: Asked) -> dict:
 
 def _llama_piece(event: dict) -> Piece:
     ended = bool(event.get("stop"))
-    ids = tuple(event.get("tokens") or ()) if not ended else ()
-    return Piece(event.get("content", ""), ids, ended, event.get("stop_type", ""), _timings(event), _error(event))
+    ids = said.ids(event.get("tokens")) if not ended else ()
+    return Piece(said.text(event.get("content")), ids, ended, said.text(event.get("stop_type")), _timings(event), _error(event))
 
 
 def _ollama_body(asked: Asked) -> dict:
@@ -82,25 +83,25 @@ def _ollama_piece(event: dict) -> Piece:
     report, ended = None, bool(event.get("done"))
     if ended and "total_duration" in event:
         times = (_seconds(event.get(f"{name}_duration"), 1e9) for name in ("load", "prompt_eval", "eval"))
-        report = Report(event.get("prompt_eval_count"), None, event.get("eval_count"), *times)
-    return Piece(event.get("response", ""), (), ended, event.get("done_reason", ""), report, _error(event))
+        report = Report(said.count(event.get("prompt_eval_count")), None, said.count(event.get("eval_count")), *times)
+    return Piece(said.text(event.get("response")), (), ended, said.text(event.get("done_reason")), report, _error(event))
 
 
 def _openai_body(asked: Asked) -> dict:
-    said = {"model": asked.model, "prompt": asked.text, "max_tokens": asked.tokens, "temperature": 0, "stream": True}
-    return said | {"stream_options": {"include_usage": True}}
+    body = {"model": asked.model, "prompt": asked.text, "max_tokens": asked.tokens, "temperature": 0, "stream": True}
+    return body | {"stream_options": {"include_usage": True}}
 
 
 def _openai_piece(event: dict) -> Piece:
-    choice = next(iter(event.get("choices") or [{}]))
+    choice = next(iter(said.rows(event.get("choices"))), {})
     report = _timings(event)
     if report is None and isinstance(usage := event.get("usage"), dict):
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        prompt = usage.get("prompt_tokens")
-        computed = prompt - (cached or 0) if isinstance(prompt, int) else None
-        report = Report(computed, cached, usage.get("completion_tokens"))
-    stop = choice.get("finish_reason") or ""
-    return Piece(choice.get("text") or "", (), bool(stop), stop, report, _error(event))
+        cached = said.count(said.part(usage.get("prompt_tokens_details")).get("cached_tokens"))
+        prompt = said.count(usage.get("prompt_tokens"))
+        computed = None if prompt is None else max(0, prompt - (cached or 0))
+        report = Report(computed, cached, said.count(usage.get("completion_tokens")))
+    stop = said.text(choice.get("finish_reason"))
+    return Piece(said.text(choice.get("text")), (), bool(stop), stop, report, _error(event))
 
 
 PROTOCOLS = (  # the first whose question is answered: llama.cpp's server answers OpenAI's as well

@@ -16,6 +16,7 @@ import psutil
 
 from kit.errors import ServerError
 from kit.gguf.foreign import hub_name
+from kit.lab.engines import said
 from kit.lab.engines.meter import Received, Report
 from kit.lab.engines.protocols import PROTOCOLS, Asked, Protocol, event_of
 from kit.units import from_json
@@ -103,10 +104,9 @@ class ServerClient:
         try:
             method = "POST" if body else "GET"
             answer = self._client.request(method, f"{self.url}{path}", json=body or None, timeout=_SHORT)
-            said = answer.json() if answer.status_code == 200 else {}
+            return said.part(answer.json()) if answer.status_code == 200 else {}
         except (httpx.HTTPError, ValueError):
             return {}
-        return said if isinstance(said, dict) else {"list": said}
 
     def _recognize(self) -> tuple[Protocol, dict]:
         refused = ""
@@ -124,11 +124,11 @@ class ServerClient:
             if answer.status_code == 503 and protocol is PROTOCOLS[0]:
                 raise ServerError(f"{self.url}: the server is loading its model; ask again when it has")
             try:
-                said = answer.json() if answer.status_code == 200 else None
+                about = said.part(answer.json()) if answer.status_code == 200 else {}
             except ValueError:
                 continue
-            if isinstance(said, dict) and key in said:
-                return protocol, said
+            if key in about:
+                return protocol, about
         kinds = "llama-server, Ollama or an OpenAI-compatible server"
         raise ServerError(f"{self.url}: a server of another kind, not {kinds}{refused}")
 
@@ -144,10 +144,17 @@ class ServerClient:
     @cached_property
     def loaded(self) -> list[dict]:
         """The models that Ollama holds in memory (/api/ps)."""
-        return self.get("/api/ps").get("models") or []
+        return said.rows(self.get("/api/ps").get("models"))
+
+    @property
+    def context(self) -> int:
+        """Positions of a slot, as the server tells them; 0: it does not."""
+        own = said.count(said.part(self.about.get("default_generation_settings")).get("n_ctx"))
+        running = (row.get("context_length") for row in self.loaded if row.get("name") == self.model)
+        return own or said.count(next(running, 0)) or 0
 
     def _choose(self, wanted: str) -> str:
-        listed = [str(row.get("id")) for row in self.get("/v1/models").get("data") or [] if isinstance(row, dict)]
+        listed = [str(row.get("id")) for row in said.rows(self.get("/v1/models").get("data"))]
         running = [str(row.get("name") or row.get("model")) for row in self.loaded] if self.name == "Ollama" else listed
         if wanted:
             known = [name for name in dict.fromkeys(running + listed) if name in (wanted, f"{wanted}:latest")]
@@ -197,14 +204,16 @@ class ServerClient:
         seconds = time.perf_counter() - start
         at_end()
         written = "".join(texts)
-        counts = tuple(arrivals), self._count(written, ids), written, tuple(ids)
+        received = self._count(written, ids, report.predicted or len(arrivals))
+        counts = tuple(arrivals), received, written, tuple(ids)
         return Received(tokens, seconds, status, b"".join(raw), *counts, ended, stop, error, report)
 
-    def _count(self, text: str, ids: list[int]) -> int | None:
+    def _count(self, text: str, ids: list[int], otherwise: int = 0) -> int:
         """Tokens received: the ids that came, if they are that text, else the text's tokens by the file's own tokenizer. These
-        are no more than the ids: bytes that are no text became several tokens each."""
+        are no more than the ids: bytes that are no text became several tokens each. Without a tokenizer as many as the
+        server says, or pieces: ``otherwise``."""
         if self.tokenizer is None:
-            return len(ids) or (None if text else 0)
+            return len(ids) or (otherwise if text else 0)
         if ids and self.tokenizer.decode(ids).strip("\ufffd") == text.strip("\ufffd"):
             return len(ids)
         counted = len(self.tokenizer.encode(text, special=False, ends=False)) if text else 0
@@ -225,8 +234,8 @@ def _lines(answer: httpx.Response) -> Iterator[tuple[float, bytes]]:
 def _told(body: bytes) -> str:
     """The message of an error's body, in one line."""
     try:
-        said = from_json(body)
-        told = said.get("error", said) if isinstance(said, dict) else said
+        answer = from_json(body)
+        told = answer.get("error", answer) if isinstance(answer, dict) else answer
         return " ".join(str(told.get("message", told) if isinstance(told, dict) else told).split())[:300]
     except ValueError:
         return " ".join(body.decode("utf-8", "replace").split())[:120]

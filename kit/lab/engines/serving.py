@@ -44,11 +44,11 @@ class ServerRunner:
     @property
     def facts(self) -> EngineFacts:
         """By its process and what it says."""
-        said = (self.server.about.get("default_generation_settings") or {}).get("n_ctx")
+        context = self.server.context or None
         kv = tuple(self.owner.flag(names) or "f16" for names in _KV) if self.owner.command else None
         flags = {"command": " ".join(self.owner.command)} if self.owner.command else {}
         return EngineFacts(
-            self.server.name, self.server.version, self.owner.threads, flags, self.owner.file, said, kv, self.owner.missing
+            self.server.name, self.server.version, self.owner.threads, flags, self.owner.file, context, kv, self.owner.missing
         )
 
     def decode(self, tokens: int, depth: int = 0, times: int = 1) -> list[Pass]:

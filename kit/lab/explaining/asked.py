@@ -65,8 +65,6 @@ class AskedServer:
         got = self.server.ask(prompt, tokens, cached, text=None if self.server.tokenizer else self._text(positions), **calls)
         if got.fault:
             self.faults.append(got.fault)
-        elif got.received is None:  # without a tokenizer: as many as the server says, or pieces
-            got = got.__class__(**(got.__dict__ | {"received": got.report.predicted or len(got.arrivals)}))
         return got
 
     def window(self, prompt: list[int], tokens: int, cached: bool = True, positions: int = 0) -> tuple[Window | None, Received]:
@@ -91,5 +89,6 @@ class AskedServer:
 
     def refuse(self, got: Received) -> None:
         """ServerError: no answer of this server is a measurement."""
-        why = got.fault or (self.faults[-1] if self.faults else "no token came")
+        short = f"{got.answered} of {got.asked} tokens came" + " at once" * got.burst
+        why = got.fault or (self.faults[-1] if self.faults else short)
         raise ServerError(f"{self.server.url}: {why}: no speed can be measured")

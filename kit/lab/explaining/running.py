@@ -81,9 +81,7 @@ class Running(AskedServer):
     @cached_property
     def context(self) -> int:
         """Positions that the server has room for; 0: not known."""
-        said = (self.server.about.get("default_generation_settings") or {}).get("n_ctx")
-        running = next((row for row in self.server.loaded if row.get("name") == self.server.model), {})
-        return int(said or running.get("context_length") or (self.config.context if self.config else 0))
+        return self.server.context or (self.config.context if self.config else 0)
 
     @property
     def room(self) -> int:
