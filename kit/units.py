@@ -44,8 +44,7 @@ def format_bytes(nbytes: float) -> str:
 def format_seconds(seconds: float) -> str:
     """``"194 s"``, ``"75.0 ms"``, ``"26.2 us"``, ``"3 h 05 min"``: three significant digits."""
     if abs(seconds) >= 7200:
-        hours, minutes = divmod(round(seconds / 60), 60)
-        return f"{hours} h {minutes:02d} min"
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
     if abs(seconds) >= 300:
         return f"{seconds / 60:.1f} min"
     for unit, scale in (("s", 1), ("ms", 1e3), ("us", 1e6)):
