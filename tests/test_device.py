@@ -231,9 +231,9 @@ def test_frontier(call, small, tmp_path):
 
 
 def tiny_compressed(folder, **changes):
-    """A compressed model whose largest matrix is 272 x 32: the interpreter takes a step for every 128 values."""
+    """A compressed model whose largest matrix is 272 x 16: the interpreter takes a step for every 128 values."""
     tiny = GEOMETRIES["tiny-llama"]
-    shape = {"layers": 1, "hidden_size": 32, "intermediate_size": 32, "heads": 4, "kv_heads": 2, "head_dim": 8} | changes
+    shape = {"layers": 1, "hidden_size": 16, "intermediate_size": 16, "heads": 2, "kv_heads": 1, "head_dim": 8} | changes
     source = synthesize(folder / "small.gguf", replace(tiny, vocabulary=replace(tiny.vocabulary, size=272), **shape))
     return compress(source, folder / "small.tiles.gguf")
 
