@@ -18,9 +18,13 @@ PUBLIC = {"_asdict", "_field_defaults", "_fields", "_replace", "_exit", "_getfra
 ROWS = [
     ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodeLibrary._get_compiled_object"),
     ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodeLibrary._get_module_for_linking"),
+    ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodeLibrary._optimize_functions"),
+    ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodegen._function_pass_manager"),
     ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "JITCPUCodegen._library_class"),
     ("cpu/numba_private", "numba", "0.68.1", "numba.core.compiler", "DefaultPassBuilder.define_nopython_pipeline"),
     ("cpu/numba_private", "numba", "0.68.1", "numba.core.compiler_machinery", "PassManager._ENFORCING"),
+    ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodegen._data_layout"),
+    ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodeLibrary._codegen"),
     ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodeLibrary._final_module"),
     ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodeLibrary._linking_libraries"),
     ("cpu/numba_private", "numba", "0.68.1", "", "Dispatcher._cache"),

@@ -9,9 +9,11 @@ that share a scale.
 """
 
 from numba import types
+from numba.extending import intrinsic
 
 from kit.cpu.activations import DIGITS, RECORD, SCALE, SUMS, address, even, minima_by_sums, record_bytes, sums_of_32
 from kit.cpu.simd.dots import dots_by_scales, dots_by_steps
+from kit.cpu.simd.emit import emits_number
 from kit.cpu.simd.isa import dot4, opaque_on_arm
 from kit.cpu.simd.memory import copy, load, prefetch, stack, store
 from kit.cpu.simd.pairs import pairs_by_scales, pairs_by_steps
@@ -37,7 +39,6 @@ from kit.cpu.superblocks import (
     SUPERBLOCK,
     codes,
     codes_of,
-    has_rest,
     lane_scales,
     largest_code,
     scales,
@@ -209,19 +210,17 @@ def _of_four(format, tier, activations, codes, scales, record):
     return _of_two(format, tier, activations, codes, scales, record) + fma(c, scales[2], d * scales[3])
 
 
-@generated
-def bytes_per_record(format, tier, activations):
+@intrinsic
+def bytes_per_record(_, format, tier, activations):
     """Bytes per record of activations."""
-    size = record_bytes(digits(format.value, tier.value, activations.value))
-    return lambda format, tier, activations: size
+    return emits_number(record_bytes(digits(format.value, tier.value, activations.value)), format, tier, activations)
 
 
-@generated
-def has_minima(format, tier, activations):
+@intrinsic
+def has_minima(_, format, tier, activations):
     """Whether minima must be added: not if signed codes are multiplied directly, or if the products include the minima."""
-    format, tier, activations = format.value, tier.value, activations.value
-    has = strategy(format, tier, activations) != "steps" and not is_signed(format, tier, activations)
-    return lambda format, tier, activations: has
+    way = format.value, tier.value, activations.value
+    return emits_number(strategy(*way) != "steps" and not is_signed(*way), format, tier, activations)
 
 
 @generated(forceinline=True)
@@ -266,26 +265,31 @@ def _add_superblock(format, tier, activations, at, sixteens, record, scratch, a,
     return a, b
 
 
-@inner(forceinline=True)
+@generated(forceinline=True)
 def _one_token(format, tier, activations, row, sixteens, end, record, scratch):
     """The product of a row of 16 * ``sixteens`` weights and the only token, as lanes to be added up; ``end``: end of the
     matrix."""
-    a = b = broadcast(f32x16, 0)
-    ahead = _ahead(format, tier, activations, sixteens)
-    for _ in range(sixteens // 16):
-        fetch(format, row, ahead)
-        a, b = _add_superblock(format, tier, activations, row, 16, record, scratch, a, b, 4)
-        row += superblock_bytes(format)
-        record += bytes_per_record(format, tier, activations)
-    if has_rest(format) and sixteens % 16:
-        at, rest = whole(format, row, end, scratch + 128), sixteens % 16
-        if rest > 8:
-            a, b = _add_superblock(format, tier, activations, at, rest, record, scratch, a, b, 4)
-        elif rest > 4:
-            a, b = _add_superblock(format, tier, activations, at, rest, record, scratch, a, b, 2)
-        else:
-            a, b = _add_superblock(format, tier, activations, at, rest, record, scratch, a, b, 1)
-    return a + b
+    has_rest = format.value.block_elements < SUPERBLOCK  # what it rules out is not compiled
+
+    def row_of(format, tier, activations, row, sixteens, end, record, scratch):
+        a = b = broadcast(f32x16, 0)
+        ahead = _ahead(format, tier, activations, sixteens)
+        for _ in range(sixteens // 16):
+            fetch(format, row, ahead)
+            a, b = _add_superblock(format, tier, activations, row, 16, record, scratch, a, b, 4)
+            row += superblock_bytes(format)
+            record += bytes_per_record(format, tier, activations)
+        if has_rest and sixteens % 16:
+            at, rest = whole(format, row, end, scratch + 128), sixteens % 16
+            if rest > 8:
+                a, b = _add_superblock(format, tier, activations, at, rest, record, scratch, a, b, 4)
+            elif rest > 4:
+                a, b = _add_superblock(format, tier, activations, at, rest, record, scratch, a, b, 2)
+            else:
+                a, b = _add_superblock(format, tier, activations, at, rest, record, scratch, a, b, 1)
+        return a + b
+
+    return row_of
 
 
 @inner

@@ -27,6 +27,21 @@ class _Part(JITCodeLibrary):
     Its loops are unrolled and simplified. Without that a kernel takes up to 1.6 times as long (16-bit numbers of Q6_K).
     """
 
+    def add_ir_module(self, ir_module):
+        """As Numba's. What the module holds goes at once: a collection would take longer to find it."""
+        super().add_ir_module(ir_module)
+        for each in ir_module.globals.values():
+            for block in getattr(each, "blocks", ()):
+                block.instructions.clear()
+
+    def _optimize_functions(self, ll_module):
+        """As Numba's, but for declarations, which have no code."""
+        ll_module.data_layout = self._codegen._data_layout
+        for function in ll_module.functions:
+            if not function.is_declaration:
+                passes, builder = self._codegen._function_pass_manager()
+                passes.run(function, builder)
+
     def finalize(self):
         for function in self._final_module.functions:
             if not function.is_declaration:

@@ -1,9 +1,13 @@
 """The scales and minima of a super-block of 256 weights: readers made from the format's row."""
 
+from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 
 from kit.cpu.kernels import parts_of
 from kit.cpu.scales import MINIMA, are_together, together
+from kit.cpu.simd import emit
+from kit.cpu.simd.emit import emits
 from kit.cpu.simd.isa import half_to_float, opaque, opaque_on_arm
 from kit.cpu.simd.memory import load
 from kit.cpu.simd.vectors import Vector, bitcast, inner, interleave, join, pick, u16x16, u16x32, u32x8
@@ -15,14 +19,15 @@ u16, u64, f32, u16x4 = types.uint16, types.uint64, types.float32, Vector(types.u
 
 def halves(places):
     """A reader of the 64 bits that lie 16 at each of four places."""
-    a, b, c, d = places
 
-    @inner(forceinline=True)
-    def four(start):
-        e, f, g, h = load(u16, start + a), load(u16, start + b), load(u16, start + c), load(u16, start + d)
-        return u64(e) | (u64(f) << u64(16)) | (u64(g) << u64(32)) | (u64(h) << u64(48))
+    def code(builder, start):
+        bits = ir.Constant(emit.I64, 0)
+        for number, place in enumerate(map(int, places)):
+            half = builder.zext(builder.load(emit.pointer(builder, start, emit.I16, place), align=1), emit.I64)
+            bits = builder.or_(bits, builder.shl(half, ir.Constant(emit.I64, 16 * number)))
+        return bits
 
-    return four
+    return intrinsic(lambda _, start: emits(u64(types.int64), code))
 
 
 def readers(format: Format, tier: str):

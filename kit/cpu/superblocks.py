@@ -11,11 +11,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
 
 from kit.cpu.codes import integers as integers_of
 from kit.cpu.codes import listed
 from kit.cpu.kernels import parts_of
+from kit.cpu.simd import emit
+from kit.cpu.simd.emit import emits
 from kit.cpu.simd.isa import half_to_float, opaque, opaque_on_arm
 from kit.cpu.simd.memory import copy, load, store
 from kit.cpu.simd.vectors import (
@@ -98,12 +102,11 @@ def largest_code(format: Format) -> int:
 
 def _vector(format: Format, part, flip: bool):
     """A reader of the codes of four times 16 weights; if ``flip``, with the highest bit flipped."""
-    flip = constant(u8x64, *[128 * flip] * 64)
-    read = inner(lambda start: flip(), forceinline=True)
-    fields = format.bit_fields(format.codes, 16 * np.array(part))
-    for plane, (places, shifts, mask, below) in zip(format.codes.planes, fields, strict=True):
-        in_lanes = plane.run == plane.bits == 1
-        read = _with_lanes(read, part, places, below) if in_lanes else _with_bits(read, places, shifts, mask, below)
+    planes = list(zip(format.codes.planes, format.bit_fields(format.codes, 16 * np.array(part)), strict=True))
+    in_lanes = [(places, below) for plane, (places, *_, below) in planes if plane.run == plane.bits == 1]
+    read = _in_bits([fields for plane, fields in planes if not plane.run == plane.bits == 1], 128 * flip)
+    for places, below in in_lanes:
+        read = _with_lanes(read, part, places, below)
     return read
 
 
@@ -149,29 +152,40 @@ def _with_lanes(read, part, places, below: int):
     return more_without_masks if "avx2" in features() and "avx512bw" not in features() else more
 
 
-def _with_bits(read, places, shifts, mask: int, below: int):
-    """The codes of ``read`` with those bits of a plane, above the ``below`` lowest."""
-    bytes_, mask = bytes_at(places), mask << below & 255
-    shifts = [shift - below for shift in shifts for _ in range(16 * _SHIFTED.lanes // 64)]
-    down, up = (constant(_SHIFTED, *(max(0, sign * shift) for shift in shifts)) for sign in (1, -1))
+def _in_bits(planes, flip: int):
+    """A reader of the codes from planes of bits, each (places, shifts, mask, the bits below); ``flip``: bits to be changed."""
 
-    @inner(forceinline=True)
-    def more(start):  # of two bytes shifted at a time, what comes in from the other is masked off
-        moved = (bitcast(_SHIFTED, bytes_(start)) >> down()) << up()
-        return read(start) ^ (bitcast(u8x64, moved) & mask)
+    def bits(builder, start, places, shifts, mask: int, below: int):
+        shifts = [shift - below for shift in shifts for _ in range(16 * _SHIFTED.lanes // 64)]
+        down, up = (ir.Constant(_SHIFTED.llvm, [max(0, sign * shift) for shift in shifts]) for sign in (1, -1))
+        moved = builder.lshr(builder.bitcast(_bytes_at(builder, start, places), _SHIFTED.llvm), down)
+        moved = builder.bitcast(builder.shl(moved, up), u8x64.llvm)
+        return builder.and_(moved, emit.every(moved.type, mask << below & 255))  # of another byte what comes in is masked off
 
-    return more
+    def code(builder, start):
+        codes = emit.every(u8x64.llvm, flip)
+        for fields in planes:
+            codes = builder.xor(codes, bits(builder, start, *fields))
+        return codes
+
+    return intrinsic(lambda _, start: emits(u8x64(types.int64), code))
 
 
-def bytes_at(places):
-    """A reader of the 64 bytes that lie 16 at each of four places, in as few loads as can be."""
-    a, b, c, d = places
+def _bytes_at(builder, start, places):
+    """The 64 bytes that lie 16 at each of four places, in as few loads as can be."""
+
+    def at(place: int, count: int):
+        return builder.load(emit.pointer(builder, start, ir.VectorType(emit.I8, count), place), align=1)
+
+    def both(low, high):
+        return emit.shuffle(builder, low, high, range(2 * low.type.count))
+
+    a, b, c, d = map(int, places)
     if (b, c, d) == (a + 16, a + 32, a + 48):
-        return inner(lambda start: load(u8x64, start + a), forceinline=True)
+        return at(a, 64)
     if (b, d) == (a + 16, c + 16):
-        return inner(lambda start: join(load(u8x32, start + a), load(u8x32, start + c)), forceinline=True)
-    two = inner(lambda a, b: join(load(u8x16, a), load(u8x16, b)), forceinline=True)
-    return inner(lambda start: join(two(start + a, start + b), two(start + c, start + d)), forceinline=True)
+        return both(at(a, 32), at(c, 32))
+    return both(both(at(a, 16), at(b, 16)), both(at(c, 16), at(d, 16)))
 
 
 def _any(format: Format):
@@ -201,17 +215,10 @@ def _any(format: Format):
 
 
 @generated
-def superblock_bytes(format):
+def superblock_bytes(format):  # a function, not ``emits_number``: unrolled earlier, _one_token of Q5_0 becomes two loops
     """Bytes of the blocks of 256 weights."""
     size = format.value.nbytes(SUPERBLOCK)
     return lambda format: size
-
-
-@generated
-def has_rest(format):
-    """Whether rows may end within a super-block."""
-    less = format.value.block_elements < SUPERBLOCK
-    return lambda format: less
 
 
 @generated(forceinline=True)

@@ -19,6 +19,12 @@ def emits(signature, code):
     return signature, emit
 
 
+def emits_number(number: int | bool, *kinds):
+    """``emits`` of a number that follows from the types ``kinds`` alone: a constant, which takes no function of its own."""
+    kind, bits = (types.boolean, 1) if isinstance(number, bool) else (types.int64, 64)
+    return emits(kind(*kinds), lambda *_: ir.Constant(ir.IntType(bits), int(number)))
+
+
 def call(builder, name: str, result: ir.Type, *args):
     """A call of the LLVM intrinsic ``name``."""
     kind = ir.FunctionType(result, [arg.type for arg in args])
