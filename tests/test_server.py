@@ -20,7 +20,7 @@ import kit
 from kit.errors import ServerError
 from kit.lab.commands.cli import main
 from kit.lab.engines import owner, wheel_server
-from kit.lab.engines.meter import Report
+from kit.lab.engines.meter import Received, Report
 from kit.lab.engines.protocols import PROTOCOLS, event_of
 from kit.lab.engines.server import KEY, ServerClient, is_server
 from kit.lab.engines.server import _lines as lines_of
@@ -387,6 +387,21 @@ def test_a_proxy_that_collects_the_whole_answer(server):
         assert most > 0.025, "from the first piece to the last nothing passed"
 
 
+def test_an_answer_at_once_that_takes_no_longer_than_one_token_is_no_speed():
+    """It was one of 0 s per token, and a division by it."""
+    running, seconds = Running.__new__(Running), iter([2.0, 2.0, 2.1, 2.0])
+    running.faults, running.owner = [], owner.Owner(None)
+
+    def ask(*_, at_first=bool, at_end=bool):
+        at_first(), at_end()
+        return Received(4, next(seconds), 200, arrivals=(2.0,), received=4)
+
+    running.ask = ask
+    window, got = running.window([], 4)
+    assert window is None and got.burst
+    assert running.faults == ["4 tokens that came at once took no longer than one"]
+
+
 def test_lines_that_come_together_have_one_time_and_a_separator_is_none(monkeypatch):
     """What is done with the first one (a watch begins) took 50 ms on a busy machine, and became the time of the second."""
     clock = iter(range(10))
@@ -636,9 +651,22 @@ def test_a_server_has_a_picture_where_its_file_is_known(server, tmp_path, monkey
     assert "without the file there is no roof" in refused(server.url, "--figure", out)
 
 
-def test_an_answer_to_compare_with_that_is_none(server, tmp_path):
-    (tmp_path / "before.json").write_text("{}")
-    assert "not an answer of `kit explain URL --json`" in refused(server.url, "--compare", tmp_path / "before.json")
+@pytest.mark.parametrize("change", [
+    lambda said: said.clear(), lambda said: said.pop("engine"), lambda said: said.update(engine=[]),
+    lambda said: said["engine"].update(file=-1), lambda said: said.update(decode=None),
+    lambda said: said["decode"].pop("seconds"),
+    lambda said: said["decode"].update(interval=None), lambda said: said["decode"].update(interval=[0.1]),
+    lambda said: said["decode"].update(seconds=0), lambda said: said["decode"].update(others="abc"),
+    lambda said: said["at_depth"].update(seconds="abc"), lambda said: said["second_turn"].pop("again"),
+])  # fmt: skip
+def test_an_answer_to_compare_with_that_is_none_is_said_before_anything_is_asked(tmp_path, change):
+    token = {"seconds": 0.1, "interval": [0.09, 0.11]}
+    said = {"decode": dict(token), "engine": {"file": "a.gguf"}, "at_depth": token | {"positions": 512}}
+    said |= {"second_turn": {"seconds": 0.3, "again": 9}}
+    change(said)
+    (tmp_path / "before.json").write_text(json.dumps(said))
+    told = refused("http://127.0.0.1:1", "--compare", tmp_path / "before.json")
+    assert "not an answer of `kit explain URL --json`" in told
 
 
 def test_a_server_that_kit_started_ends_with_it(smollm2):

@@ -77,7 +77,10 @@ class AskedServer:
             shorts = [self.ask(prompt, 1, cached, positions) for _ in range(2)]  # what disturbs one makes it only longer
             if again.fault or any(short.fault for short in shorts) or again.answered < 3:
                 return None, again
-            seconds = max(0.0, again.seconds - min(short.seconds for short in shorts)) / (again.answered - 1)
+            seconds = (again.seconds - min(short.seconds for short in shorts)) / (again.answered - 1)
+            if seconds <= 0:  # one token took as long: what disturbed it took longer than the tokens
+                self.faults.append(f"{again.answered} tokens that came at once took no longer than one")
+                return None, again
             return Window(again.answered - 1, seconds, windows[-1], again.report.seconds_per_token), again
         if got.seconds_per_token is None:
             return None, got

@@ -101,8 +101,9 @@ def of_engine(
 def _read(path: str) -> dict:
     try:
         said = from_json(read_bytes(path, ServerError))
-        return {"decode": said["decode"], "engine": said["engine"]} | said
-    except (ValueError, KeyError, TypeError):
+        compared(said, said)  # what is missing, or of another kind, is said before anything is measured
+        return said
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         raise ServerError(f"{path}: not an answer of `kit explain URL --json`: make one before the change") from None
 
 
