@@ -82,10 +82,11 @@ def _aligned(nbytes: int) -> np.ndarray:
 
 class PassBuffers(Buffers):
     """Buffers for what operations give, which a pass needs again layer by layer; unused ones are kept while a pass runs. Sizes
-    within an eighth share memory, because a mixture's experts have a little more or fewer tokens each."""
+    within an eighth share memory, because a mixture's experts have a little more or fewer tokens each. Pages of what is smaller
+    than ``least`` mostly stay with the allocator."""
 
-    def __init__(self, **limits: int):
-        super().__init__(**limits)
+    def __init__(self, least: int = 2**20):
+        super().__init__(least=least)
         self._passes = 0
 
     def empty(self, shape: tuple[int, ...], dtype, trace=None):
