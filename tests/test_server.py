@@ -669,6 +669,13 @@ def test_an_answer_to_compare_with_that_is_none_is_said_before_anything_is_asked
     assert "not an answer of `kit explain URL --json`" in told
 
 
+def test_a_server_in_the_home_folder_is_found_as_a_bench_is(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/x")
+    ran = []
+    Started("~/llama-server -t 4", "a.gguf", run=lambda command, **how: ran.append(command))
+    assert ran[0][:3] == ["/home/x/llama-server", "-t", "4"]
+
+
 def test_a_server_that_kit_started_ends_with_it(smollm2):
     with served.started(smollm2, "-t 2 -c 256") as running:
         process = running.process

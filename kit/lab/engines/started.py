@@ -3,6 +3,7 @@
 One string names it with its options, as in a shell: ``./llama-server -t 4 -c 8192``, or ``xllamacpp -t 4`` for the wheel's.
 """
 
+import os
 import shlex
 import socket
 import subprocess
@@ -47,7 +48,7 @@ class Started:
             wheel_server.parsed(options)  # a flag that the wheel lacks is said before anything starts
             command = python.running(wheel_server.__name__, *options)
         else:
-            command = [words[0], *options]
+            command = [os.path.expanduser(words[0]), *options]  # a quoted ~ is none of the shell's
         self._said = tempfile.TemporaryFile("w+")
         given = kit.environment_of_user() | (llama_cpp.ENVIRONMENT if words[0] == WHEEL else {}) | (environment or {})
         try:

@@ -297,7 +297,7 @@ class Running(AskedServer):
             return None
         rows = causes.with_depth(rows, self.rows)
         reads = (self.bytes_at(depth) - self.bytes_at(NEAR)) / (self.gbps * 1e9)
-        told = f"after {depth:,} positions; keys and values need at least {format_seconds(reads)} of it"
+        told = f"after {depth:,} positions, whose keys and values need at least {format_seconds(reads)}"
         facts = replace(self.facts, kept=reads / max(1e-9, float(np.mean([row["depth"] for row in rows]))))
         found = remedies.explained(taken, rows, facts, DEEP, {"depth": told})
         return {"positions": depth, "windows": taken, "causes": found}
