@@ -60,7 +60,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
     ),
     "dequantize": ({"ROWS": 1024, "COMMON": ("Q4_K",)}, {"only": "Q4_K", "samples": 2}, ("Q4_K",)),
     "drafts": (
-        {"TOKENS": {"code": 6, "edit": 12}, "ROUNDS": 1},
+        {"TEXTS": ("code", "edit"), "TOKENS": 9, "ROUNDS": 1},
         {},
         (
             "code, draft of 4, kit, exact",

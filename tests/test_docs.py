@@ -415,7 +415,8 @@ def arithmetic() -> dict[str, dict[str, float]]:
         "docs/verdicts_tiles.md": {
             "15784": 1e3 * cold, "4344": 1e3 * (cold - later), "27.5": 100 * (1 - later / cold), "15.8": cold, "78.9": 5 * cold,
             "11.4": later, "57": 5 * later, "61.5": cold + 4 * later, "308": 5 * (cold + 4 * later), "12.9": 100 * 20 / 155,
-            "132": 0.85 * 155, "60": 150 * 0.4, "10.8": 155 * 50 * 5 / 3600, "8.0": 5 * 96 / 60, "6.5": 295 * 5 * cold / 3600,
+            "1.2": 0.15 * 8, "132": 0.85 * 155, "60": 150 * 0.4, "10.8": 155 * 50 * 5 / 3600, "8.0": 5 * 96 / 60,
+            "6.5": 295 * 5 * cold / 3600,
         },
         "docs/verdicts.md": memory | printed | {
             "142": min(kept) - before, "175": max(kept) - before, "30.44": held / 2**30,
