@@ -1,6 +1,7 @@
 """What every test shares."""
 
 import collections
+import functools
 import gc
 import multiprocessing
 import os
@@ -46,6 +47,7 @@ def quiet(monkeypatch, request):
         monkeypatch.setattr("kit.lab.measuring.busy.Busy.seen", lambda self, others: self)
     if "measured_load" not in request.fixturenames:
         monkeypatch.setattr("kit.lab.measuring.state.cores_used_by_others", lambda: 0.0)
+        monkeypatch.setattr("kit.lab.measuring.busy.look.__defaults__", (0.0,))  # it sleeps for what nobody asks
 
 
 @pytest.fixture
@@ -77,6 +79,23 @@ def crossings_by_rule():
 def measured_crossings(crossings_by_rule, monkeypatch):
     """Which kernel multiplies is measured, as it is for a user."""
     monkeypatch.setattr("kit.cpu.crossings._times", crossings_by_rule)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_process_says_what_a_process_takes():
+    """Each test has a store of its own, and starts two seconds of another process for it."""
+    from kit.lab.measuring import process
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = process._of_a_process
+        patch.setattr(process, "_of_a_process", functools.cache(real))
+        yield real
+
+
+@pytest.fixture
+def measured_process(one_process_says_what_a_process_takes, monkeypatch):
+    """What a process takes is asked of another process."""
+    monkeypatch.setattr("kit.lab.measuring.process._of_a_process", one_process_says_what_a_process_takes)
 
 
 @pytest.fixture(autouse=True)

@@ -322,7 +322,7 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.explaining.tables", "below = free & (scaled < least)"): "what is at its least stays there",
     ("kit.lab.explaining.tables", "return min(1.0, memory / max(1"): "a trace of no bytes",
     ("kit.lab.explaining.tables", "return min(1.0, interval_bound("): "a trace of no bytes",
-    ("kit.lab.measuring.process", "loaded = float(child.call("): "seconds more of patience",
+    ("kit.lab.measuring.process", "return float(child.call("): "seconds more of patience",
     ("kit.lab.measuring.disk", "done, count = 0, 1"): "true, until the first read",
     ("kit.lab.measuring.disk", "os.fdopen(open_past("): "a read that is larger than a buffer passes it",
     ("kit.lab.measuring.child", "super().__init__(f"): "a tenth more of a long line",

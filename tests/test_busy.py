@@ -214,7 +214,7 @@ def test_slots_that_never_ran_plan_for_their_kernels(files, tmp_path, monkeypatc
             budget.divide(file, memory, process=0)
 
 
-def test_a_machine_that_starts_no_process_has_a_plan(monkeypatch):
+def test_a_machine_that_starts_no_process_has_a_plan(measured_process, monkeypatch):
     def fails(*given, **more):
         raise child.ReportError("none")
 

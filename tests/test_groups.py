@@ -73,7 +73,7 @@ def test_what_a_group_lacks_is_said_and_a_way_does_not_take_forever(started, tmp
         made.run(["true"], 5)
 
 
-def test_a_process_is_measured_once_and_its_plan_grows_with_the_file(monkeypatch):
+def test_a_process_is_measured_once_and_its_plan_grows_with_the_file(measured_process, monkeypatch):
     asked = []
 
     def call(function, timeout):

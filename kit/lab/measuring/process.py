@@ -20,11 +20,15 @@ def process_bytes(file=None) -> int:
     known = store.known(LOADED, "", settings, "B")
     if known is None:
         try:
-            loaded = float(child.call(_loaded, timeout=300))
+            loaded = _of_a_process()
         except (KitError, OSError, TimeoutError):
             loaded = float(_ASSUMED)
         known = store.add(measurements.Reading(LOADED, "", (loaded,), "B", settings, by="kit generate"))
     return int(known.median) + LIBRARIES + RUNNING + (0 if file is None else added_by(file))
+
+
+def _of_a_process() -> float:
+    return float(child.call(_loaded, timeout=300))
 
 
 def _loaded() -> int:
