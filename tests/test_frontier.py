@@ -284,7 +284,7 @@ def test_pinned_blocks_are_the_answer_where_no_page_cache_can_be_made_too_small(
     slow = replace(one, samples=(1.0, 1.0))  # a tiny file's times differ by noise alone
     with patch.context() as there:
         there.setattr(pressed, "measure", lambda *how: {half: slow, PRESSED: "no group"})
-        found = cells.run(NAME, "best", out=tmp_path)
+        found = cells.run(NAME, "front", out=tmp_path)
     plain = found["plain"].way
     assert plain == pinned_blocks(found["room"]) and found["plain"].total <= found["room"]
     factor = found["by_way"][plain].seconds / found["real"][plain].seconds
