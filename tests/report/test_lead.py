@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import kit
-from kit.lab.claims import records
+from kit.lab.claims import gates, records
 from kit.lab.claims.records import Record
 from kit.lab.commands.cli import main
 from kit.lab.engines.table import BUSY_TOLD
@@ -133,6 +133,18 @@ def test_two_values_of_one_measurement_that_disagree_are_a_warning(tmp_path):
         store.add(measurements.Reading("blocks", "file", (seconds, 1.01 * seconds, 0.99 * seconds), by=by))
     text = index.write(runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now")).read_text()
     assert "two measurements of blocks disagree: 40.0 ms" in text
+
+
+def test_what_a_page_tells_of_two_pages_is_one_warning(tmp_path):
+    """The front page had it in two boxes: page 08's gate, and its own."""
+    deep = row_of("a token, x, after 64 positions", 0.0228, "04_attention", parameters={"model": "m"})
+    rows = [deep, row_of("a token, x", 0.0299, parameters={"model": "m"})]
+    [(told, _)] = gates.across(rows)
+    run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now", planned=["08_claims"])
+    assert index.wrong(run, rows) == [("", "", told)]
+    gate = Record(quantity="gate", unit="", notebook="08_claims", status=records.WARNED, reason=f"two pages: {told}")
+    records.append(tmp_path / "08_claims.jsonl", gate)
+    assert [text for *_, text in index.wrong(run, [*rows, gate])] == [gate.reason]
 
 
 def test_pages_that_publish_two_values_of_one_way_are_a_warning(tmp_path):

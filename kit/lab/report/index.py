@@ -85,7 +85,8 @@ def wrong(run: Run, rows: list[Record]) -> list[tuple[str, str, str]]:
     warnings += [(one.notebook, "", one.beaten) for one in lead.leads(run, rows) if one.beaten]
     across = [*(text for text, _ in gates.across(rows)), *published.disagreements(run, rows)]
     across += measurements.told(measurements.disagreements(measurements.of_run(run.folder)))
-    return warnings + [("", "", text) for text in across]
+    told = [text for *_, text in warnings]  # page 08 tells some of it
+    return warnings + [("", "", text) for text in across if not any(text in said for said in told)]
 
 
 def busy(rows: list[Record]) -> list[str]:
