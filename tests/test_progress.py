@@ -22,6 +22,16 @@ def test_lines_some_seconds_apart_where_no_terminal_shows_a_bar(capsys, slow):
     assert list(steps(range(7), "quality", progress=False)) == list(range(7)) and capsys.readouterr().err == ""
 
 
+def test_rounds_beyond_those_asked_say_why(capsys, slow):
+    """On a busy machine it said "round 8 of 5"."""
+    tell = progress.lines("speeds", "round", 5)
+    for number in range(8):
+        tell(number)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "speeds: round 3 of 5"
+    assert second == "speeds: round 6, because other processes disturbed some of 5"
+
+
 def test_what_is_short_prints_no_line(capsys):
     assert list(steps(range(3), "quality")) == [0, 1, 2] and capsys.readouterr().err == ""
 

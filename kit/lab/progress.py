@@ -54,13 +54,15 @@ def steps(items: Collection, what: str, progress: bool = True, unit: str = "step
 
 
 def lines(what: str, unit: str, count: int, progress: bool = True) -> Callable[[int], None]:
-    """What is to be called as each of ``count`` steps begins, by number: it prints the lines of steps."""
+    """What is to be called as each of ``count`` steps begins, by number: it prints the lines of steps. There are more where
+    other processes disturbed some."""
     told = time.monotonic()
 
     def tell(number: int) -> None:
         nonlocal told
         if progress and time.monotonic() - told >= _APART:
-            say(f"{what}: {unit} {number + 1} of {count}")
+            of = f" of {count}" if number < count else f", because other processes disturbed some of {count}"
+            say(f"{what}: {unit} {number + 1}{of}")
             told = time.monotonic()
 
     return tell

@@ -110,8 +110,8 @@ def compare(
             return seconds
 
         # (cores of others, seconds of the prompt and of the tokens by engine) of each round
-        again = lines("engines in turn", "round", rounds, progress)
-        bar = stack.enter_context(tqdm(total=rounds, desc="engines in turn", unit="round", disable=hidden))
+        again = lines("speeds", "round", rounds, progress)
+        bar = stack.enter_context(tqdm(total=rounds, desc="speeds", unit="round", disable=hidden))
         left, processes = max(0.0, ends - time.monotonic()), [engine.process for engine in running.values()]
         taken = state.quietest(once, rounds, processes, left)[0] if running else []
         for name, engine in running.items():
