@@ -69,8 +69,9 @@ def drawn(shown: Sequence[Point], rates: Mapping[str, float], bandwidth: float, 
         label = None if each.label in known else each.label
         axes.plot(*place, tests[each.test], color=colors[each.label], label=label)
         if each.label == shown[0].label:  # the points of a test are above each other
-            axes.annotate(each.test, place, xytext=(7, -3), textcoords="offset points", fontsize=9)
-    axes.legend(loc="lower right", fontsize=8.5)
+            side, end = ((7, -3), "left") if each.intensity**2 < low * high else ((-7, -3), "right")  # within the axes
+            axes.annotate(each.test, place, xytext=side, ha=end, textcoords="offset points", fontsize=9)
+    drawn.legend(fontsize=8.5, ncols=3, loc="outside lower center")  # in the axes a mark of it looks like a point
     figures.log(axes, "x", "y")
     axes.set(xlabel="operations per byte read", ylabel="10^9 operations per second", xlim=(low, high), title=title)
     return drawn
