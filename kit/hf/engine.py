@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import threading
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -100,9 +99,6 @@ def _same_rope(model, own, layer) -> bool:
     return ours.shape == theirs.shape and torch.allclose(ours, torch.polar(torch.full_like(theirs, scale), theirs), 1e-4, 1e-7)
 
 
-_HERE = threading.local()  # torch's threads outside the generate that this thread runs
-
-
 class Forward:
     """Stands in ``model.forward``. ``passes``: the hooks of a pass by the modules, see kit.hf.model.
 
@@ -134,25 +130,15 @@ class Forward:
 
     def generate(self, *args, **kwargs):
         """Stands in ``model.generate``: torch's other threads would spin between passes, on the cores that the kit's want."""
-        before = getattr(_HERE, "threads", 1)
-        _HERE.threads = max(before, torch.get_num_threads())
-        try:
-            with torch_alone():
-                return type(self._model).generate(self._model, *args, **kwargs)
-        finally:
-            _HERE.threads = before
+        with torch_alone():
+            return type(self._model).generate(self._model, *args, **kwargs)
 
     @torch.compiler.disable
     def __call__(self, *args, **kwargs):
         """transformers' CausalLMOutputWithPast for the arguments of the model's own forward."""
-        ids, threads = kwargs.get("input_ids"), torch.get_num_threads()
-        if ids is None or ids.numel() <= GEMV_MAX_TOKENS:
+        ids = kwargs.get("input_ids")
+        with torch_alone(ids is None or ids.numel() <= GEMV_MAX_TOKENS):  # modules leave products of a prompt to torch
             return self._pass(args, kwargs)
-        torch.set_num_threads(max(threads, getattr(_HERE, "threads", 1)))  # products of a prompt are torch's
-        try:
-            return self._pass(args, kwargs)
-        finally:
-            torch.set_num_threads(threads)
 
     def _pass(self, args, kwargs):
         given = dict(zip(self.__signature__.parameters, args, strict=False)) | kwargs

@@ -10,12 +10,14 @@ from kit.cpu.buffers import ARENA
 from kit.cpu.choice import attend_chosen, choose
 from kit.cpu.norm import rms_norm
 from kit.cpu.operations import run
+from kit.cpu.threads import torch_alone
 from kit.gguf.names import blocks_of, layer_of
 from kit.model.attention import ATTENTION, variant_for
 from kit.model.best_experts import best_experts
 from kit.model.forward import Ops, matrices
 from kit.model.layers.mixture import of_tokens
 from kit.model.layers.ngrams import TABLE
+from kit.model.linear import GEMV_MAX_TOKENS
 from kit.model.rows import attend_rows, blocks, numbers
 
 
@@ -155,7 +157,8 @@ class CpuOps(Ops):
         chosen, runs = self.chosen if mixer.choice else None, [(0, positions)]
         if mixer.memory.every:
             seen = mixer.memory.seen(positions)
-            mixed = attend_rows(q, k, cache, self.cache.length, mixer, chosen, sinks)
+            with torch_alone(len(q) <= GEMV_MAX_TOKENS):
+                mixed = attend_rows(q, k, cache, self.cache.length, mixer, chosen, sinks)
             self.end("attention", start, layer=layer, nbytes=seen * cache.bytes_attended, outcome="blas")
             return mixed.flatten(1)
         if k is not None:
@@ -184,7 +187,8 @@ class CpuOps(Ops):
             return "fused", attend(q, *sides, mixer.kv_heads, stop - first, *last).transpose(0, 1)
         keys, values = (side[:, first:] for side in cache.read(stop))
         variant = variant_for(self._attention, q, keys, values)
-        return variant, ATTENTION[variant](q, keys, values, *last).transpose(0, 1)
+        with torch_alone(len(q) <= GEMV_MAX_TOKENS):
+            return variant, ATTENTION[variant](q, keys, values, *last).transpose(0, 1)
 
     def _to_chosen(self, fused, mixer, cache, q, chosen, sinks):
         """(variant, result) of attention to positions that were chosen; the first tokens may attend to all."""
@@ -199,9 +203,11 @@ class CpuOps(Ops):
             return "fused", torch.cat(mixed)
         keys, values = cache.read(first + len(q))
         variant, each = variant_for(self._attention, q, keys, values), []
-        for token, count in enumerate(chosen.counts):
-            own = chosen.positions[token, :count].long()
-            each.append(ATTENTION[variant](q[token : token + 1].transpose(0, 1), keys[:, own], values[:, own], *last)[:, 0])
+        with torch_alone(len(q) <= GEMV_MAX_TOKENS):
+            for token, count in enumerate(chosen.counts):
+                own = chosen.positions[token, :count].long()
+                one = q[token : token + 1].transpose(0, 1)
+                each.append(ATTENTION[variant](one, keys[:, own], values[:, own], *last)[:, 0])
         return variant, torch.stack(each)
 
     def by_head(self, name, x, rows=False):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from kit.cpu.simd.vectors import jit
+from kit.cpu.threads import torch_alone
 from kit.errors import ModelError, known
 from kit.gguf.names import blocks_of
 from kit.products import PRODUCTS
@@ -17,8 +18,8 @@ class Variant(NamedTuple):
     """A variant of the linear layer.
 
     ``apply(weights, name, x)``: x (tokens, in) float32 -> a new tensor (tokens, out) float32. ``nbytes(weights, name)``:
-    bytes of weights that one application reads. ``own_threads``: up to GEMV_MAX_TOKENS tokens it runs on the kit's threads,
-    and torch's must be idle. ``activations``: the type of activations in a variant that reads blocks, else "".
+    bytes of weights that one application reads. ``own_threads``: it runs on the kit's threads, so torch's must be
+    idle but for its own products. ``activations``: the type of activations in a variant that reads blocks, else "".
     """
 
     apply: Callable
@@ -30,7 +31,8 @@ class Variant(NamedTuple):
 def _matmul(weights, name, x):
     """One torch product with the dequantized weight; x is converted to the weight's type."""
     weight = weights[name]
-    return (x.to(weight.dtype) @ weight.T).float()
+    with torch_alone(False):
+        return (x.to(weight.dtype) @ weight.T).float()
 
 
 GEMV_MAX_TOKENS = 16  # up to this many tokens the kit's kernel, which reads a weight once, is faster than torch's product
@@ -99,7 +101,9 @@ def by_rows(matrix, numbers: Callable, x: torch.Tensor) -> torch.Tensor:
     matrix (out, ...) is in memory as floats."""
     y, rows = x.new_empty(len(x), len(matrix)), -(-_PIECE // x.shape[1])
     for start in range(0, len(matrix), rows):
-        torch.mm(x, numbers(matrix[start : start + rows]).T, out=y[:, start : start + rows])
+        weights = numbers(matrix[start : start + rows])
+        with torch_alone(len(x) <= GEMV_MAX_TOKENS):
+            torch.mm(x, weights.T, out=y[:, start : start + rows])
     return y
 
 

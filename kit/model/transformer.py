@@ -18,7 +18,7 @@ from kit.model.cpu_ops import CpuOps, RowsOps
 from kit.model.forward import forward
 from kit.model.hyperparameters import read_config
 from kit.model.kvcache import SequenceCache, state_of
-from kit.model.linear import GEMV_MAX_TOKENS, LINEAR, linear_named
+from kit.model.linear import LINEAR, linear_named
 from kit.model.plan import Plan, obstacle
 from kit.model.rope import Rope
 from kit.model.several import NotRecorded, PlanOfSeveral
@@ -179,11 +179,11 @@ class Transformer(Shown):
             return self._batch(rows, caches, wanted)
 
     def _batch(self, rows, caches, wanted):
-        start, count = time.perf_counter_ns(), sum(map(len, rows))
+        start = time.perf_counter_ns()
         for tokens, cache in zip(rows, caches, strict=True):
             self._check_tokens(tokens, cache.length, cache.context)
         self.trace.token = caches[0].passes
-        with ARENA.results.kept(), self._alone(count):
+        with ARENA.results.kept(), self._alone():
             logits = forward(RowsOps(self, rows, caches), self.config, wanted)
             self._check_finite(logits)
         for tokens, cache in zip(rows, caches, strict=True):
@@ -191,9 +191,9 @@ class Transformer(Shown):
         self.trace.add("token", start, time.perf_counter_ns(), nbytes=sum(cache.nbytes for cache in caches))
         return logits
 
-    def _alone(self, tokens):
-        """Torch on one thread, while a pass of that many tokens runs on the kit's."""
-        return torch_alone() if self.linear.own_threads and tokens <= GEMV_MAX_TOKENS else nullcontext()
+    def _alone(self):
+        """Torch on one thread, while a pass runs on the kit's."""
+        return torch_alone() if self.linear.own_threads else nullcontext()
 
     def _check_tokens(self, tokens, held, context):
         if len(tokens) == 0:
@@ -214,7 +214,7 @@ class Transformer(Shown):
         start = time.perf_counter_ns()
         self.trace.token = cache.passes
         ahead = self.file.reading_ahead(self._unread) if self._unread else nullcontext()
-        with ARENA.results.kept(), self._alone(len(tokens)), ahead:
+        with ARENA.results.kept(), self._alone(), ahead:
             plan = None
             if cache.length and len(tokens) == 1:
                 plan = self._plan(cache)
