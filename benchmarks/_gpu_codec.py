@@ -1,4 +1,4 @@
-"""Rows of the benchmark `gpu` about tiles: decoded in device memory, streamed from the host, and by nvCOMP's ANS."""
+"""Rows of benchmarks/gpu_session.py about tiles: decoded in device memory, streamed from the host, and by nvCOMP's ANS."""
 
 import numpy as np
 import torch
@@ -7,17 +7,14 @@ from kit import codec
 from kit.codec.codings import quantize
 from kit.codec.tiles import TILE_VALUES
 
-NOT_MEASURED = "not measured"
 _TILES = (1, 1024, 4096)
 _SIDE, _MATRICES = 4096, 32  # what is streamed: square matrices
 # How the weights were made INT8 decides how well they compress: (name, scales, the greatest weight in standard deviations)
 _WEIGHTS = (("a scale a row", "row", 0.0), ("a scale a tensor, one weight of 16 sigma", "tensor", 16.0))
 
 
-def tile_rows(here: bool) -> list[dict]:
-    """Tiles decoded on the device, with the check on the host and by the kernels alone; no rows without a GPU."""
-    if not here:
-        return []
+def tile_rows() -> list[dict]:
+    """Tiles decoded on the device, with the check on the host and by the kernels alone."""
     from kit.codec.triton import decode_on_device, start, upload
     from kit.lab.measuring.gpu import time_on_device
 
@@ -33,22 +30,20 @@ def tile_rows(here: bool) -> list[dict]:
     return rows
 
 
-def nvcomp_row(ours: list[dict], here: bool) -> dict:
+def nvcomp_row(ours: list[dict]) -> dict:
     """nvCOMP's ANS over the values of the largest of ``tile_rows``, in chunks of a tile's size.
 
     ``times_ours``: its time over that of our kernels. An error of nvCOMP (import, API, CUDA) is reported in the row. Call
     it last, because a CUDA error makes later CUDA calls fail.
     """
     count = _TILES[-1]
-    row = {"kernel": f"nvCOMP ANS, {count} tiles", "per": "tile", "measured_us": NOT_MEASURED}
-    if not here:
-        return row | {"measured_us": f"{NOT_MEASURED}: no GPU"}
+    row = {"kernel": f"nvCOMP ANS, {count} tiles", "per": "tile"}
     values = torch.from_numpy(_matrix(count).view(np.uint8)).cuda()
     values = values.view(-1, 256, values.shape[1] // 256, 256).transpose(1, 2).reshape(-1)  # tile after tile, as ours
     try:
         seconds, packed_bytes = _nvcomp(values)
     except (ImportError, OSError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-        return row | {"measured_us": f"{NOT_MEASURED}: {type(error).__name__}: {error}"}
+        return row | {"measured_us": f"not measured: {type(error).__name__}: {error}"}
     own = next(each["measured_us"] for each in ours if each["kernel"] == f"decode {count} tiles, both kernels")
     return row | {
         "read_MB": packed_bytes / 1e6, "written_MB": values.nbytes / 1e6, "measured_us": 1e6 * seconds,
@@ -75,25 +70,23 @@ def _nvcomp(values: torch.Tensor) -> tuple[float, int]:
         return _median(seconds), packed.buffer_size
 
 
-def streaming_rows(device: dict, here: bool) -> list[dict]:
+def streaming_rows(device: dict) -> list[dict]:
     """A pass over matrices in pinned host memory, plain INT8 and compressed; each is also read on the device, by a sum.
 
     ``times_plain``: speed over that of plain INT8, measured, and its bound (the ratio of bytes copied).
     """
     rows = []
     for name, scales, greatest in _WEIGHTS:
-        matrices = {f"{number}": _weights(number, scales, greatest) for number in range(_MATRICES if here else 1)}
+        matrices = {f"{number}": _weights(number, scales, greatest) for number in range(_MATRICES)}
         tiles = {number: codec.encode(matrix, threads=8) for number, matrix in matrices.items()}
         sizes = [sum(matrix.size for matrix in matrices.values()), sum(part.streams.size for part in tiles.values())]
-        sizes = [size * _MATRICES // len(matrices) for size in sizes]
         for what, held, size in zip(("plain INT8", "tiles"), (matrices, tiles), sizes, strict=True):
             row = {
                 "kernel": f"stream {_MATRICES} x {_SIDE} x {_SIDE}, {name}: {what}", "per": "pass", "bus_MB": size / 1e6,
                 "bus_us": size / device["host_to_device_gbps"] / 1e3, "bits_a_weight": 8 * size / sizes[0],
-                "times_plain_at_most": sizes[0] / size, "measured_us": 1e6 * _pass(held) if here else NOT_MEASURED,
+                "times_plain_at_most": sizes[0] / size, "measured_us": 1e6 * _pass(held),
             }  # fmt: skip
-            if here:
-                row["times_plain"] = rows[-1]["measured_us"] / row["measured_us"] if what == "tiles" else 1.0
+            row["times_plain"] = rows[-1]["measured_us"] / row["measured_us"] if what == "tiles" else 1.0
             rows.append(row)
     return rows
 

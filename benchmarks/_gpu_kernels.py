@@ -1,4 +1,4 @@
-"""Bytes and operations of each kernel at real sizes, counted, and the least time that a device needs for them."""
+"""Bytes and instructions of each kernel at real sizes, counted, and the least time that a device needs for them."""
 
 from dataclasses import dataclass
 
@@ -20,16 +20,12 @@ _STORED = {"F32": "*fp32", "F16": "*fp16", "BF16": "*bf16", "I8": "*i8"}
 class Case:
     """One launch: its work, and how to compile it.
 
-    read, written: bytes of device memory, each once. flops: in float32, an FMA counts as two. programs: size of the grid.
-    trips: iterations of the longest loop.
+    read, written: bytes of device memory, each once. programs: size of the grid. trips: iterations of the longest loop.
     """
 
     name: str
-    unit: str  # of what ``count`` counts
-    count: int
     read: int
     written: int
-    flops: int
     programs: int
     trips: int
     kernel: object
@@ -60,8 +56,8 @@ def dequantizer(qtype: str, dtype: str) -> Case:
     at_once = WEIGHTS_A_PROGRAM // format.block_elements
     constants = constants_of(format) | {"BLOCKS": at_once, "BITS": False}
     return Case(
-        f"dequantize {qtype} to {dtype}", "weights", weights, format.nbytes(weights), weights * DTYPES[dtype],
-        3 * weights, weights // WEIGHTS_A_PROGRAM, 1, dequantize_kernel,
+        f"dequantize {qtype} to {dtype}", format.nbytes(weights), weights * DTYPES[dtype],
+        weights // WEIGHTS_A_PROGRAM, 1, dequantize_kernel,
         {"blocks": "*u8", "table": "*i32", "out": _POINTERS[dtype], "count": "i32"}, constants, fusion=False,
     )  # fmt: skip
 
@@ -79,8 +75,8 @@ def gemv(qtype: str, rows: int, columns: int, tokens: int = 1) -> Case:
         constants["CHUNK"] = STEP_WORDS
     types |= {"planes": "*fp32", "y": "*fp32", "rows": "i32", steps_name: "i32", "factor": "fp32"}
     return Case(
-        f"{qtype} {rows} x {columns}, {tokens} token{'s' * (tokens > 1)}", "weights", rows * columns,
-        format.nbytes(rows * columns) + 5 * columns * tokens, 4 * rows * tokens, 2 * rows * columns * tokens,
+        f"{qtype} {rows} x {columns}, {tokens} token{'s' * (tokens > 1)}",
+        format.nbytes(rows * columns) + 5 * columns * tokens, 4 * rows * tokens,
         triton.cdiv(rows, at_once), triton.cdiv(steps, chunk), kernel, types, constants,
     )  # fmt: skip
 
@@ -89,7 +85,7 @@ def packers(columns: int) -> list[Case]:
     """What packs the activations of a token: as they are, times a gate, and by the norm."""
     padded = triton.cdiv(columns // 4, STEP_WORDS) * STEP_WORDS
     types = {"x": "*fp32", "gate": "*fp32", "planes": "*fp32", "words": "i32", "padded": "i32"}
-    work = "columns", columns, 4 * columns, 5 * padded * 4, columns
+    work = 4 * columns, 5 * padded * 4
     made = [
         Case(name, *work, padded // STEP_WORDS, 1, pack_kernel, types, {"SWIGLU": gated, "BLOCK": STEP_WORDS})
         for name, gated in (("pack", False), ("pack with a gate", True))
@@ -109,11 +105,11 @@ def tile_decoder(tiles: int) -> list[Case]:
     shape = {"THREADS": 32, "EACH": lanes // 32, "UNIT_BITS": 16, "LOWER": LOWER[16], "TOUCH": False}
     return [
         Case(
-            f"rANS, {tiles} tiles", "tiles", tiles, int(tiles * values * 7.2 / 8), tiles * values, 0, tiles,
+            f"rANS, {tiles} tiles", int(tiles * values * 7.2 / 8), tiles * values, tiles,
             values // lanes - 2, rans_kernel, rans_types, shape, warps=1,
         ),
         Case(
-            f"predictor and checksum, {tiles} tiles", "tiles", tiles, tiles * values, tiles * values, 0, tiles, 16,
+            f"predictor and checksum, {tiles} tiles", tiles * values, tiles * values, tiles, 16,
             finish_kernel, finish_types, {"PREDICTOR": 0, "HEIGHT": 16, "WIDTH": 256},
         ),
     ]  # fmt: skip

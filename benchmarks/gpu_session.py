@@ -174,7 +174,6 @@ def tiles(tiny: bool) -> list[dict]:
     """Tiles decoded on the device; streamed from pinned memory against plain INT8; nvCOMP beside them."""
     from benchmarks._gpu_codec import nvcomp_row, streaming_rows, tile_rows
 
-    here = torch.cuda.is_available()
     if tiny:
         from kit import codec
         from kit.codec.triton import decode_on_device, upload
@@ -182,8 +181,8 @@ def tiles(tiny: bool) -> list[dict]:
         matrix = np.random.default_rng(0).integers(-9, 9, (4, 300)).astype(np.int8)
         exact = np.array_equal(decode_on_device(upload(codec.encode(matrix))).numpy(), matrix)
         return [{"kernel": "decode 1 tile", "exact": exact}]
-    rows = tile_rows(here)
-    return rows + streaming_rows(limits(tiny)[0], here) + [nvcomp_row(rows, here)]
+    rows = tile_rows()
+    return rows + streaming_rows(limits(tiny)[0]) + [nvcomp_row(rows)]
 
 
 def other_formats(tiny: bool) -> list[dict]:

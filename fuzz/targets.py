@@ -118,7 +118,7 @@ def _tiles(data: bytes) -> None:
 
 
 def _trace_seeds():
-    from benchmarks._oracle import write
+    from fuzz.oracle_general import write
     from kit.cache.traces import repeated
 
     yield write(repeated([("a", 3), ("b", 5)], 4), _FOLDER / "seed.bin").read_bytes()

@@ -22,19 +22,15 @@ from click.testing import CliRunner
 import kit
 from benchmarks import _deep, _files, _records, _reference, _speeds, decode, hf, quality, slots, waits
 from benchmarks.__main__ import NAMES, main
-from kit.cache import POLICIES
 from kit.errors import ModelError, ReportError
-from kit.gguf.formats import FORMATS
 from kit.lab.engines import llama_cpp
 from kit.lab.measuring.group import missing_rights
-from kit.model.attention import ATTENTION
 from kit.model.hyperparameters import read_config
 from kit.system.paths import ROOT
 
 SMALL = {  # benchmark -> (constants that make it small, arguments of its run, words that its rows' names begin with)
     "advice": ({"MODELS": ("tiny",), "SHARES": (20.0,), "TOKENS": 4}, {}, ("tiny, 20 of the file, blocks",)),
     "batches": ({"TOKENS": (4,)}, {"samples": 2}, ("batch of 4, blocks", "batch of 4, torch int8", "batch of 4, torch int4")),
-    "cache": ({"POLICIES": {"LRU": POLICIES["LRU"]}}, {"samples": 1, "tokens": 2}, ("LRU", "Mattson", "live hit")),
     "codec": ({"TILES": 8, "CODERS": {"kit": ("simd",)}}, {"samples": 2}, ("entropy", "kit", "zstd -1")),
     "cycles": (
         {
@@ -71,17 +67,7 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
     ),
     "explain": ({"GENERATED": {"x": 1}, "SHARES": (0.5,), "TRAINED": {}}, {"samples": 2}, ("tiny", "1.10", "1.25")),
     "first_call": ({}, {"names": ("F32",)}, ("import numpy", "F32 first", "import, open")),
-    "gpu": (
-        {"_GEMV": ("Q4_K",), "FORMATS": {name: FORMATS[name] for name in ("F32", "Q4_K", "Q6_K")}},
-        {},
-        ("dequantize Q4_K", "decode tinyllama"),
-    ),
     "hf": ({"TRAINED": {"tiny": None}}, {}, ("tiny kit", "tiny llama.cpp, mmap", "tiny transformers")),
-    "inference": (
-        {"PREFILL": 4, "ATTENTION": {"blas": ATTENTION["blas"]}},
-        {},
-        ("decode, float32 cached", "prefill of 4", "ffn_gate", "attention"),
-    ),
     "parts": (
         {"MODELS": ("tiny",), "TRAINED": {"tiny": None}, "PROMPT": 20},
         {"tokens": 2, "prompts": 1},
@@ -175,7 +161,7 @@ def test_every_benchmark_has_a_small_case_and_can_be_imported():
     assert set(SMALL) == {name for name in NAMES if importlib.import_module(f"benchmarks.{name}").run}
 
 
-LONG = "advice", "cycles", "drafts", "explain", "first_call", "gpu", "inference", "quality"  # of more than three seconds
+LONG = "advice", "cycles", "drafts", "explain", "first_call", "quality"  # of more than three seconds
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in SMALL])

@@ -6,7 +6,7 @@ import pytest
 from traces import zipf
 
 import kit
-from benchmarks._oracle import write
+from fuzz.oracle_general import write
 from kit.cache.policies.adaptive import ARC, LIRS
 from kit.cache.policies.base import FIFO, LRU
 from kit.cache.policies.offline import MIN

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import kit
-from benchmarks._oracle import write
+from fuzz.oracle_general import write
 from kit.cache.replay import replay_hits
 from kit.errors import TraceError
 from kit.gguf.reader import TensorInfo

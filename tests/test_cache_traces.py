@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from traces import mixture_of_experts, shifting, zipf
 
 import kit
-from benchmarks._oracle import write
+from fuzz.oracle_general import write
 from kit.cache.policies.base import LRU, HashMap
 from kit.cache.traces import Requests, hottest, popular, repeated, requests
 from kit.errors import TraceError
