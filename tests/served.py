@@ -119,6 +119,19 @@ class Quiet(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
 
+def answering(get, post=None):
+    """A handler that answers a GET, and a POST, by what these say of its path: (status, body)."""
+
+    class Answers(Quiet):
+        def do_GET(self):
+            self.said(*get(self.path))
+
+        def do_POST(self):
+            self.said(*(post or get)(self.path))
+
+    return Answers
+
+
 def proxy(url: str, each=lambda number: None, begin=lambda: None, answers=lambda path: True):
     """A handler that passes requests on to ``url``, line by line; ``each`` is called before the line of a number goes out and
     returns "drop" to break off; ``begin`` before an answer."""

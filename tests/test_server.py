@@ -15,6 +15,7 @@ import psutil
 import pytest
 import served
 from click.testing import CliRunner
+from pytest import approx
 
 import kit
 from kit.errors import ServerError
@@ -41,10 +42,10 @@ def explain(*words):
     return done.exit_code, done.stdout, done.stderr
 
 
-def refused(*words):
-    """The one line of an error, exit code 2."""
+def refused(*words, later=False):
+    """The one line of an error, exit code 2; ``later``: what was found before it is printed."""
     code, out, said = explain(*words)
-    assert (code, out) == (2, ""), (code, out, said)
+    assert code == 2 and (later or not out), (code, out, said)
     assert said.startswith("kit: error: ") and said.count("\n") == 1
     return said
 
@@ -98,12 +99,7 @@ def test_whatever_a_server_says_is_text_ids_and_counts_or_nothing(protocol):
 
 def test_whatever_a_server_says_of_its_models_is_rows_and_a_path_or_nothing():
     row, answers = {"name": "q", "context_length": 512}, {}
-
-    class Ollama(served.Quiet):
-        def do_GET(self):
-            self.said(200, answers | {"version": "1"})
-
-    with served.serving(Ollama) as url:
+    with served.serving(served.answering(lambda path: (200, answers | {"version": "1"}))) as url:
         for junk in (-1, "abc", [None], {"a": None}):
             for key, value in {"models": junk, "data": junk, "context_length": junk}.items():
                 answers |= {"models": [row | {key: value}], "data": [{"id": "q"}], key: value}
@@ -116,16 +112,13 @@ def test_whatever_a_server_says_of_its_models_is_rows_and_a_path_or_nothing():
 def test_tokens_of_a_server_whose_file_is_not_known_are_those_that_it_says_or_pieces():
     usage = iter([{"completion_tokens": 6}, {}])
 
-    class OpenAI(served.Quiet):
-        def do_GET(self):
-            self.said(200, {"data": [{"id": "x"}]})
+    def words(path):
+        told = [*({"text": text} for text in "abc"), {"finish_reason": "length"}]
+        events = [{"choices": [each]} | ({} if "text" in each else {"usage": next(usage)}) for each in told]
+        return 200, "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()
 
-        def do_POST(self):
-            words = [{"choices": [{"text": text}]} for text in "abc"]
-            words.append({"choices": [{"finish_reason": "length"}], "usage": next(usage)})
-            self.said(200, "".join(f"data: {json.dumps(word)}\n\n" for word in words).encode())
-
-    with served.serving(OpenAI) as url, ServerClient(url) as client:
+    openai = served.answering(lambda path: (200, {"data": [{"id": "x"}]}), words)
+    with served.serving(openai) as url, ServerClient(url) as client:
         told = [client.ask([], 6, text="Once") for _ in range(2)]
     assert [(got.fault, got.received, got.burst) for got in told] == [("", 6, True), ("", 3, True)]
 
@@ -206,12 +199,8 @@ def test_a_key_goes_to_the_typed_host_alone_and_is_written_nowhere(monkeypatch):
 
 
 def test_a_server_that_wants_a_key(monkeypatch):
-    class Closed(served.Quiet):
-        def do_GET(self):
-            self.said(401, {"error": "no key"})
-
     monkeypatch.delenv(KEY, raising=False)
-    with served.serving(Closed) as url:
+    with served.serving(served.answering(lambda path: (401, {"error": "no key"}))) as url:
         assert f"the server wants a key; set {KEY} (401)" in refused(url)
         monkeypatch.setenv(KEY, "another-of-mine")
         said = refused(url)
@@ -221,20 +210,38 @@ def test_a_server_that_wants_a_key(monkeypatch):
 # ---- bad input: one line, exit code 2
 
 
-def test_a_port_where_nothing_listens():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    assert "nothing listens there" in refused(f"http://127.0.0.1:{port}")
+OTHERS = {  # what a server is -> (what it answers, what is said of it)
+    "another kind": (lambda path: (200, b"<html>a page</html>", "text/html"), "a server of another kind"),
+    "one that loads its model": (
+        lambda path: (503, {"error": {"code": 503, "message": "Loading model"}}), "is loading its model; ask again when it has",
+    ),
+    "one that only chats": (
+        lambda path: (200, {"data": [{"id": "m"}]}) if path == "/v1/models" else (404, {"error": {"message": "no such path"}}),
+        "has no /v1/completions (no such path): kit measures no server that only chats",
+    ),
+}  # fmt: skip
 
 
-def test_a_server_of_another_kind():
-    class Page(served.Quiet):
-        def do_GET(self):
-            self.said(200, b"<html>a page</html>", "text/html")
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_server_that_cannot_be_measured(kind):
+    answers, says = OTHERS[kind]
+    with served.serving(served.answering(answers)) as url:
+        assert says in refused(url, later="chats" in kind)
 
-    with served.serving(Page) as url:
-        assert "a server of another kind" in refused(url)
+
+@pytest.mark.parametrize("greeting, says", [(b"", "nothing listens there"), (b"220 mail\r\n", "no answer of HTTP")])
+def test_a_port_where_nothing_listens_or_that_does_not_speak_http(greeting, says):
+    with socket.socket() as listens:
+        listens.bind(("127.0.0.1", 0))
+
+        def speak():
+            with listens.accept()[0] as connection:
+                connection.sendall(greeting)
+
+        if greeting:
+            listens.listen()
+            threading.Thread(target=speak, daemon=True).start()
+        assert says in refused(f"http://127.0.0.1:{listens.getsockname()[1]}")
 
 
 @pytest.mark.parametrize("command, room", [((), 512), (("-c", "2048", "-np", "4"), 2048), (("--ctx-size=4096",), 4096)])
@@ -268,58 +275,16 @@ def test_a_server_that_drafts_has_no_limit_by_the_bytes_of_a_token(server, monke
 
 def test_an_address_of_its_interface_is_the_server():
     """As other programs want them; a prefix of a proxy stays."""
-
-    class Behind(served.Quiet):
-        def do_GET(self):
-            self.said(200, {"version": "1"}) if self.path == "/mine/api/version" else self.said(404, {})
-
-    with served.serving(Behind) as url:
+    answers = lambda path: (200, {"version": "1"}) if path == "/mine/api/version" else (404, {})  # noqa: E731
+    with served.serving(served.answering(answers)) as url:
         for path in ("", "/", "/v1", "/v1/", "/v1/models", "/v1/chat/completions", "/completion", "/props", "/api"):
             assert "no model is loaded" in refused(f"{url}/mine{path}")
         assert "a server of another kind" in refused(f"{url}/v1")
 
 
-def test_a_server_that_loads_its_model_and_one_that_only_chats():
-    class Loads(served.Quiet):
-        def do_GET(self):
-            self.said(503, {"error": {"code": 503, "message": "Loading model"}})
-
-    class Chats(served.Quiet):
-        def do_GET(self):
-            self.said(200, {"data": [{"id": "m"}]}) if self.path == "/v1/models" else self.said(404, {})
-
-        def do_POST(self):
-            self.said(404, {"error": {"message": "no such path"}})
-
-    with served.serving(Loads) as url:
-        assert "is loading its model; ask again when it has" in refused(url)
-    with served.serving(Chats) as url:
-        code, _, said = explain(url)
-    assert code == 2 and said.count("\n") == 1
-    assert "has no /v1/completions (no such path): kit measures no server that only chats" in said
-
-
 def test_https_to_a_server_without_it():
-    class Page(served.Quiet):
-        def do_GET(self):
-            self.said(200, {})
-
-    with served.serving(Page) as url:
+    with served.serving(served.answering(lambda path: (200, {}))) as url:
         assert f"is it {url}?" in refused(url.replace("http", "https", 1))
-
-
-def test_a_port_that_does_not_speak_http():
-    with socket.socket() as listens:
-        listens.bind(("127.0.0.1", 0))
-        listens.listen()
-
-        def speak():
-            connection, _ = listens.accept()
-            connection.sendall(b"220 mail\r\n")
-            connection.close()
-
-        threading.Thread(target=speak, daemon=True).start()
-        assert "no answer of HTTP" in refused(f"http://127.0.0.1:{listens.getsockname()[1]}")
 
 
 def test_options_that_are_not_for_a_server_or_for_one_alone(smollm2):
@@ -343,14 +308,12 @@ def test_a_model_name_that_it_does_not_have_and_two_models(server, smollm2):
     with served.serving(served.ollama(server.url, smollm2, models=("a:1b", "b:2b"))) as url:
         assert "2 models are loaded (a:1b, b:2b): name one, --served a:1b" in refused(url)
         assert "has no model 'c'; it has a:1b, b:2b" in refused(url, "--served", "c")
-    assert "has no model 'c'" in refused(server.url, "--served", "c")
+    assert "model 'c'" in refused(server.url, "--served", "c")
 
 
 def test_a_stream_that_always_ends_early(server):
     with served.serving(served.proxy(server.url, each=lambda number: "drop" if number == 2 else None)) as url:
-        code, _, said = explain(url)
-    assert code == 2 and said.count("\n") == 1
-    assert "a stream that broke off after 1 of 4 tokens: no speed can be measured" in said
+        assert "a stream that broke off after 1 of 4 tokens: no speed can be measured" in refused(url, later=True)
 
 
 @pytest.mark.slow
@@ -363,7 +326,6 @@ def test_a_stream_that_ends_early_now_and_then_counts_for_nothing(server):
     with served.serving(served.proxy(server.url, each=drop, begin=lambda: asked.append(1))) as url:
         with Running(url, gbps=lambda: 20.0) as running:
             assert len(running.windows) == 3 and len(running.faults) == 1
-            assert "broke off after 1 of" in running.faults[0]
 
 
 @pytest.mark.slow
@@ -398,8 +360,7 @@ def test_an_answer_at_once_that_takes_no_longer_than_one_token_is_no_speed():
 
     running.ask = ask
     window, got = running.window([], 4)
-    assert window is None and got.burst
-    assert running.faults == ["4 tokens that came at once took no longer than one"]
+    assert window is None and got.burst and len(running.faults) == 1
 
 
 def test_lines_that_come_together_have_one_time_and_a_separator_is_none(monkeypatch):
@@ -434,29 +395,22 @@ def test_a_refused_load_is_explained(server, smollm2, monkeypatch):
     said = "model requires more system memory (5.6 GiB) than is available (4.2 GiB)"
     monkeypatch.setattr("kit.system.groups.use", lambda process: (1 << 30, 700 << 20, 300 << 20))
     with served.serving(served.ollama(server.url, smollm2, refuses=said)) as url:
-        code, _, told = explain(url)
-    assert code == 2 and told.count("\n") == 1 and said in told
-    assert "allows 1.00 GiB, 700.0 MiB are in use, and 300.0 MiB of those are pages of files" in told
-    assert "so 624.0 MiB are available" in told and "MiB of weights" in told
-    assert "the largest context that fits is 8,192: num_ctx 8192" in told
+        told = refused(url, later=True)
+    for part in (said, "allows 1.00 GiB, 700.0 MiB", "300.0 MiB of those", "624.0 MiB are available", "MiB of weights",
+                 "num_ctx 8192"):  # fmt: skip
+        assert part in told
 
 
 def test_a_server_that_names_no_file_has_no_process_but_its_own(monkeypatch):
     """An unloaded Ollama: a process that had nothing to do with it was watched, because it maps memory without a file."""
-
-    class Unloaded(served.Quiet):
-        def do_GET(self):
-            self.said(200, {"/api/version": {"version": "1"}, "/v1/models": {"data": [{"id": "a"}]}}.get(self.path, {}))
-
-        def do_POST(self):
-            self.said(500, {"error": "model requires more system memory (5.6 GiB) than is available (4.2 GiB)"})
-
+    get = {"/api/version": {"version": "1"}, "/v1/models": {"data": [{"id": "a"}]}}
+    short = 500, {"error": "model requires more system memory (5.6 GiB) than is available (4.2 GiB)"}
+    unloaded = served.answering(lambda path: (200, get.get(path, {})), lambda path: short)
     monkeypatch.setattr(owner, "_family", lambda number: [psutil.Process()])  # no other server of these tests
-    with served.serving(Unloaded) as url, ServerClient(url) as client:
+    with served.serving(unloaded) as url, ServerClient(url) as client:
         found = owner.find(client)
-        code, _, said = explain(url)
+        assert f"kit explain FILE --engine {url} names it" in refused(url, later=True)
     assert found.process is None and found.file is None and not any("passes requests on" in each for each in found.missing)
-    assert code == 2 and f"kit explain FILE --engine {url} names it" in said
 
 
 @pytest.mark.parametrize("free, context", [(2000, 4096), (1400, 1024), (1310, 0), (1200, 0)])
@@ -488,7 +442,7 @@ def test_another_host_is_measured_from_outside_only(server, monkeypatch):
     monkeypatch.setattr("kit.lab.explaining.running._FIRST", 0.0)
     with Running(server.url, gbps=lambda: 20.0) as running:
         assert len(running.windows) == 1, "a slow server's first answer does not wait for three"
-        assert running.file is None and "measured from outside only" in running.owner.missing[0]
+        assert running.file is running.owner.process is None and running.owner.missing
         assert running.windows[0].seconds > 0 and {cause.name for cause in running.decode} <= {"overhead", "unexplained"}
 
 
@@ -527,12 +481,12 @@ def test_the_first_answer_the_json_and_nothing_left_running(server, tmp_path):
     names = "memory disk threads quota busy depth load pages swap reprocess overhead unexplained".split()
     assert all({"name", "seconds", "evidence", "remedy"} <= each.keys() and each["name"] in names for each in told["causes"])
     decode = sum(each["seconds"] for each in told["causes"] if each["of"] == "decode")
-    assert decode == pytest.approx(told["decode"]["seconds"])
+    assert decode == approx(told["decode"]["seconds"])
     before = tmp_path / "before.json"
     before.write_text(out)
     compared = running_answer.compared(told, told | {"decode": told["decode"] | {"seconds": 2 * told["decode"]["seconds"],
                                        "interval": [2 * end for end in told["decode"]["interval"]]}})  # fmt: skip
-    assert compared["times"] == pytest.approx(0.5)
+    assert compared["times"] == approx(0.5)
     assert server.process.poll() is None, "the user's server goes on"
 
 
@@ -564,8 +518,8 @@ def test_a_change_is_tried_in_turn_with_a_server_that_kit_starts(smollm2, monkey
 
 def test_two_settings_in_turn_are_a_ratio_with_an_interval():
     told = running_answer.told_in_turn("a -t 8", "a -t 2", {"a -t 8": [0.2, 0.22, 0.21], "a -t 2": [0.1, 0.1, 0.1]})
-    assert told["times"] == pytest.approx(2.1) and told["interval"][0] < 2.1 < told["interval"][1]
-    assert "210 ms per token with `a -t 8`" in " ".join(told["told"].split())
+    assert told["times"] == approx(2.1) and told["interval"][0] < 2.1 < told["interval"][1]
+    assert (told["before"], told["after"]) == (0.21, 0.1)
 
 
 @pytest.mark.slow
@@ -578,15 +532,9 @@ def test_a_server_that_ends_meanwhile_is_an_error_of_one_line(smollm2):
             _ = ran.windows
 
 
-def test_a_busy_machine_has_no_advice_of_a_server():
-    """With neighbors, two threads that spin were a hundred times slower than eight that sleep."""
-    found = [Cause("memory", 0.02, 0.02, 0.02), Cause("threads", 0.03, 0.02, 0.04, "8 threads on 2 cores", "-t 2")]
-    assert running_words._change(found[1], found, Busy(0.1)).startswith("To change: -t 2.")
-    assert running_words._change(found[1], found, Busy(1.0)) == "No advice: close what else runs, and ask again."
-
-
 @pytest.mark.parametrize("others, yes", [(1.0, False), (0.0, True)])
 def test_sections_of_a_busy_server_have_no_remedy_no_share_and_no_change(monkeypatch, others, yes):
+    """With neighbors, two threads that spin were a hundred times slower than eight that sleep."""
     owner = SimpleNamespace(process=0, threads=8, command=[], file=None, missing=[], mapped=False)
     seen = Seen(1.0, (0.7,) * 8, (0.25,) * 8, cores=2, others=others)
     threads = Cause("threads", 0.06, 0.05, 0.07, "8 threads on 2 cores", "-t 2")
@@ -602,28 +550,24 @@ def test_sections_of_a_busy_server_have_no_remedy_no_share_and_no_change(monkeyp
     assert bool(data["change"]) == bool(data["mbu"]) == ("To change" in text) == ("-t 2" in text) == yes
     assert [row["remedy"] for row in data["causes"]] == ["", "-t 2" if yes else ""] and data["busy"] == (not yes)
     assert [row["kind"] for row in data["answer"]["table"]] == ["limit"] * yes + ["yours"]
-    assert ("of the limit" in text) == yes and ("Busy machine: others used 1.0" in text) == (not yes)
+    assert ("of the limit" in text) == yes and ("Busy machine" in text) == (not yes)
 
 
-@pytest.mark.parametrize("times, verdict, words", [
-    (1.02, "as fast", "It is as fast as before (0.97 to 1.07 times)."),
-    (2.0, "faster", "It is 2.00 times as fast as before (1.90"),
-    (0.5, "slower", "It is 0.50 times as fast as before (0.48 to 0.53)."),
-])  # fmt: skip
-def test_an_answer_compared_with_an_earlier_one(times, verdict, words):
+@pytest.mark.parametrize("times, verdict", [(1.02, "as fast"), (2.0, "faster"), (0.5, "slower")])
+def test_an_answer_compared_with_an_earlier_one(times, verdict):
     def answer(seconds, others=0.0):
         decode = {"seconds": seconds, "interval": [0.975 * seconds, 1.025 * seconds], "others": others}
         return {"decode": decode, "engine": {"file": "a.gguf"}}
 
     told = running_answer.compared(answer(0.1), answer(0.1 / times))
-    assert told["verdict"] == verdict and words in " ".join(told["told"].split())
+    span = [0.975 / 1.025, 1.025 / 0.975]
+    assert told["verdict"] == verdict and [told["times"], *told["interval"]] == approx([times, *(times * end for end in span)])
     deep = {"at_depth": answer(0.2)["decode"] | {"positions": 1024}, "second_turn": {"seconds": 0.3, "again": 200}}
     later = {"at_depth": answer(0.1)["decode"] | {"positions": 1024}, "second_turn": {"seconds": 0.1, "again": 0}}
     told = running_answer.compared(answer(0.1) | deep, answer(0.1 / times) | later)
-    assert told["verdict"] == verdict and told["at_depth"]["verdict"] == "faster", "a cache of fewer bits shows at depth alone"
-    words = " ".join(told["told"].split())
-    assert "After 1,024 positions it is 2.00 times as fast as before (1.90 to 2.10). A second turn waited 300 ms" in words
-    assert "computed 200 positions again and computes 0." in words
+    assert told["verdict"] == verdict and "300 ms" in told["told"] and "200" in told["told"]
+    faster = {"times": approx(2.0), "interval": approx([2 * end for end in span]), "verdict": "faster"}
+    assert told["at_depth"] == faster, "a cache of fewer bits shows at depth alone"
     later["at_depth"]["positions"] = 512
     assert "at_depth" not in running_answer.compared(answer(0.1) | deep, answer(0.1) | later)
     busy = running_answer.compared(answer(0.1), answer(0.1 / times, 1.0))
@@ -634,7 +578,7 @@ def test_pages_on_several_nodes_are_told():
     held = Holding(0.9, 0.5, 10 << 20, swapped=1 << 20, limit=1 << 30, nodes=(75, 25))
     told = running_words._held(SimpleNamespace(holding=held, file=True, owner=SimpleNamespace(process=1)))
     told = " ".join(told.split())
-    assert all(part in told for part in ("90%", "50%", "75%, 25%", "1.00 MiB are in swap", "1.00 GiB"))
+    assert all(part in told for part in ("90%", "50%", "75%, 25%", "1.00 MiB", "1.00 GiB"))
 
 
 def test_a_server_has_a_picture_where_its_file_is_known(server, tmp_path, monkeypatch):
@@ -645,7 +589,7 @@ def test_a_server_has_a_picture_where_its_file_is_known(server, tmp_path, monkey
     out = tmp_path / "roof.svg"
     assert explain(server.url, "--figure", out)[0] == 0
     drawn = out.read_text(encoding="utf-8")
-    assert server.url in drawn and "memory reads at 20 GB/s" in drawn
+    assert server.url in drawn and "20 GB/s" in drawn
     assert "end the name with" in refused(server.url, "--figure", tmp_path / "roof.txt")
     monkeypatch.setattr(ServerClient, "local", False)
     assert "without the file there is no roof" in refused(server.url, "--figure", out)
