@@ -1,6 +1,6 @@
 """Processes that are timed alternately; the others are stopped (SIGSTOP), so that their threads do not spin meanwhile.
 
-This module imports nothing of the kit, because a process may run an older checkout.
+To import this module imports nothing of the kit, because a process may run an older checkout.
 """
 
 import os
@@ -8,6 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
 
 LEAST = 0.3  # seconds of a sample
 
@@ -43,6 +47,31 @@ class Side:
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return self._answer()
+
+
+@contextmanager
+def running(commands: dict[str, tuple[tuple, dict]]) -> Iterator[dict[str, Side]]:
+    """Name -> Side of its command and environment, until the ``with`` ends."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(Side(*words, **environment)) for name, (words, environment) in commands.items()}
+
+
+def alternately(sides: dict[str, Side], rounds: int, take: Callable = lambda side: side.sample()) -> dict[str, np.ndarray]:
+    """Name -> what ``take`` returns of its side in each round; every other round is backwards, because who comes first after
+    another engine is slower."""
+    taken = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
+            taken[name].append(take(sides[name]))
+    return {name: np.array(each) for name, each in taken.items()}
+
+
+def times(theirs: np.ndarray, ours: np.ndarray) -> dict[str, float]:
+    """How many times as fast as theirs ours are, by their rounds (above 1: faster): the median and its 95 % interval."""
+    from kit.lab.measuring.measure import interval_of
+
+    low, high = interval_of(theirs / ours)
+    return {"ratio": float(np.median(theirs / ours)), "low": low, "high": high}
 
 
 def serve(one):

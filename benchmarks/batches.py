@@ -1,7 +1,6 @@
 """kit.nn.Linear of 1 to 64 tokens compared with torch's own float32 layer and its int8 and int4 weight-only products."""
 
 import sys
-from contextlib import ExitStack
 
 import numpy as np
 import pandas as pd
@@ -9,9 +8,8 @@ import torch
 
 import kit
 from benchmarks._files import cached_model
-from benchmarks._turns import Side, serve
+from benchmarks._turns import alternately, running, serve, times
 from kit.lab.engines.llama_cpp import ENVIRONMENT
-from kit.lab.measuring import measure
 from kit.system.paths import models_folder
 
 TOKENS = (1, 4, 16, 64)
@@ -28,17 +26,13 @@ def run(only: str = "", samples: int = 5) -> pd.DataFrame:
     exact, *others = (_products(path, way, MATRICES[:1])[0](_input(path, 16)) for way in (PEER, *WAYS))
     errors = {way: float((y - exact).norm() / exact.norm()) for way, y in zip(WAYS, others, strict=True)}
     for tokens in (count for count in TOKENS if any(only in f"batch of {count}, {way}" for way in WAYS)):
-        with ExitStack() as stack:
-            sides = [
-                stack.enter_context(Side("-m", "benchmarks.batches", path, way, str(tokens), **(ENVIRONMENT if theirs else {})))
-                for way, theirs in WAYS.items()
-            ]
-            seconds = dict(zip(WAYS, np.array([[side.sample() for side in sides] for _ in range(samples)]).T, strict=True))
+        command = "-m", "benchmarks.batches", path
+        each = {way: ((*command, way, str(tokens)), ENVIRONMENT if theirs else {}) for way, theirs in WAYS.items()}
+        with running(each) as sides:
+            seconds = alternately(sides, samples)
         for way, taken in seconds.items():
-            ratios = seconds[PEER] / taken
-            low, high = measure.interval_of(ratios)
-            row = {"what": f"batch of {tokens}, {way}", "ms": 1e3 * np.median(taken), "ratio": np.median(ratios)}
-            row |= {"low": low, "high": high, "error": errors[way]}
+            row = {"what": f"batch of {tokens}, {way}", "ms": 1e3 * np.median(taken), **times(seconds[PEER], taken)}
+            row["error"] = errors[way]
             rows.append(row | ({"least": 1.0, "hoped": 1.0} if way.startswith("blocks") else {}))
     return pd.DataFrame(rows).set_index("what")
 

@@ -22,12 +22,11 @@ import kit
 from benchmarks import _files, quality
 from benchmarks._engines import IK, IkLlama, no_ik
 from benchmarks._files import cached_model, fetch
-from benchmarks._turns import LEAST, Side, serve
+from benchmarks._turns import LEAST, alternately, running, serve, times
 from kit.errors import KitError, ModelError
 from kit.gguf.trained import TRAINED
 from kit.lab.engines.llama_cpp import ENVIRONMENT, Llama, available
 from kit.lab.engines.table import OURS
-from kit.lab.measuring import measure
 from kit.model.linear import LINEAR
 from kit.system.paths import models_folder
 
@@ -119,28 +118,21 @@ def _case(model, case, samples, pages):
     print(f"{case}, {model}: {samples} samples, about {expected:.0f} s on an idle machine", flush=True)
     with ExitStack() as stack:
         path = stack.enter_context(_files.lying(whole, pages))
-        processes = [
-            stack.enter_context(Side("-m", "benchmarks.decode", json.dumps([side, str(path), case, pages]), **environment))
-            for side, environment in sides.items()
-        ]
+        command = "-m", "benchmarks.decode"
+        words = {side: (*command, json.dumps([side, str(path), case, pages])) for side in sides}
+        processes = stack.enter_context(running({side: (words[side], sides[side]) for side in sides}))
         before = _files.state(path)
-        rounds = []
-        for number in range(samples):  # every other one backwards: who comes first after another engine is slower
-            order = range(len(processes)) if number % 2 == 0 else reversed(range(len(processes)))
-            taken = {place: processes[place].sample() for place in order}
-            rounds.append([taken[place] for place in range(len(processes))])
-        seconds = dict(zip(sides, np.array(rounds).T, strict=True))
+        seconds = alternately(processes, samples)
         after = _files.state(path)
     best = min((name for name in sides if name not in goals), key=lambda name: np.median(seconds[name]), default=None)
     for side, environment in sides.items():
-        ratios = seconds[PEER] / seconds[side] if PEER in sides else np.full(samples, np.nan)
-        low, high = measure.interval_of(ratios)
+        compared = times(seconds[PEER] if PEER in sides else np.full(samples, np.nan), seconds[side])
         least, hoped = goals.get(side, (None, None))
         yield {
-            "what": f"{case}, {side}, {model}", "tok/s": tokens / np.median(seconds[side]),
-            "ratio": np.median(ratios), "low": low, "high": high, "least": least, "hoped": hoped,
+            "what": f"{case}, {side}, {model}", "tok/s": tokens / np.median(seconds[side]), **compared,
+            "least": least, "hoped": hoped,
             "of the fastest peer": np.median(seconds[best] / seconds[side]) if best else np.nan,
-            "missed": "missed" if least and np.median(ratios) < least else "",
+            "missed": "missed" if least and compared["ratio"] < least else "",
             **(_quality(whole, side, case, environment) if model in TRAINED and case != OPENS else {}),
             "pages": pages, **before, **{f"{what}, after": value for what, value in after.items()},
         }  # fmt: skip

@@ -14,7 +14,7 @@ import pandas as pd
 import kit
 from benchmarks import _deep
 from benchmarks._files import cached_model
-from benchmarks._turns import Side, serve
+from benchmarks._turns import alternately, running, serve, times
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.engines import llama_cpp
 from kit.lab.explaining import depth
@@ -67,20 +67,13 @@ def side(way: str, path: str, depth: str):
 
 def _in_turn(name: str, path, depth: int) -> list[dict]:
     """A row a way: milliseconds of a token, the median of the rounds, and the median of llama.cpp's time over it."""
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     own = {way: {} if way.startswith("kit") else llama_cpp.ENVIRONMENT for way in WAYS}
-    sides = {way: Side("-m", "benchmarks.depths", way, str(path), str(depth), **own[way]) for way in WAYS}
-    try:
-        for number in range(ROUNDS):
-            for way in list(WAYS)[:: 1 if number % 2 == 0 else -1]:
-                seconds[way].append(sides[way].sample())
-    finally:
-        for each in sides.values():
-            each.__exit__()
+    with running({way: (("-m", "benchmarks.depths", way, str(path), str(depth)), own[way]) for way in WAYS}) as sides:
+        seconds = alternately(sides, ROUNDS)
     rows = []
     for way, taken in seconds.items():
         row = {"what": f"{name} at {depth:,}, token, {way}", "ms": 1e3 * float(np.median(taken))}
-        row["times llama.cpp"] = float(np.median(np.divide(seconds["llama.cpp"], taken)))
+        row["times llama.cpp"] = times(seconds["llama.cpp"], taken)["ratio"]
         rows.append(row | {"hoped, times llama.cpp": HOPED.get(depth) if way.startswith("kit") else None})
     return rows
 

@@ -6,11 +6,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from benchmarks._turns import Side, serve
+from benchmarks._turns import alternately, running, serve, times
 from kit.cpu.linear import linear
 from kit.gguf.formats import FORMATS
 from kit.lab.exactness import random_blocks
-from kit.lab.measuring import measure
 
 NAMES = ("Q4_K", "Q6_K", "Q8_0", "Q5_0", "Q5_K", "Q4_0", "F16", "BF16", "F32")
 LEAST, HOPED = 0.85, 0.95
@@ -33,19 +32,16 @@ def run(only: str = "", samples: int = 5, total: int = 256 << 20) -> pd.DataFram
 
 
 def _row(name, accuracy, samples, total) -> dict:
-    with (
-        Side("-m", "benchmarks.products", name, accuracy, str(total)) as ours,
-        Side("-m", "benchmarks.products", str(total)) as read,
-    ):
-        seconds = np.array([[ours.sample(), read.sample()] for _ in range(samples)])
-    blocks, speeds = _count(name, total) * FORMATS[name].nbytes(ROWS * COLUMNS), total / seconds[:, 1]
-    shares = blocks / seconds[:, 0] / speeds
-    low, high = measure.interval_of(shares)
-    share = float(np.median(shares))
+    command = "-m", "benchmarks.products"
+    each = {"ours": ((*command, name, accuracy, str(total)), {}), "read": ((*command, str(total)), {})}
+    with running(each) as sides:
+        seconds = alternately(sides, samples)
+    blocks = _count(name, total) * FORMATS[name].nbytes(ROWS * COLUMNS)
+    share = times(seconds["read"] / total, seconds["ours"] / blocks)
     return {
-        "what": f"product, {name}, {accuracy}, of read", "GB/s": blocks / np.median(seconds[:, 0]) / 1e9,
-        "read GB/s": np.median(speeds) / 1e9, "ratio": share, "low": low, "high": high, "least": LEAST, "hoped": HOPED,
-        "missed": "missed" if share < LEAST else "",
+        "what": f"product, {name}, {accuracy}, of read", "GB/s": blocks / np.median(seconds["ours"]) / 1e9,
+        "read GB/s": np.median(total / seconds["read"]) / 1e9, **share, "least": LEAST, "hoped": HOPED,
+        "missed": "missed" if share["ratio"] < LEAST else "",
     }  # fmt: skip
 
 

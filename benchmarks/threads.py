@@ -20,7 +20,7 @@ from numba import njit, prange
 
 from benchmarks import decode
 from benchmarks._files import fetch
-from benchmarks._turns import Side, serve
+from benchmarks._turns import alternately, running, serve, times
 from kit import system
 from kit.cpu import threads
 from kit.cpu.linear import Activations
@@ -28,7 +28,6 @@ from kit.cpu.simd.atomics import call_task
 from kit.cpu.threads import Program
 from kit.lab.engines import llama_cpp
 from kit.lab.exactness import random_blocks
-from kit.lab.measuring import measure
 
 SHAPES = ((2048, 2048), (256, 2048), (256, 2048), (2048, 2048), (5632, 2048), (5632, 2048), (2048, 5632))  # of a layer
 LAYERS, FORMAT = 22, "Q4_K"
@@ -53,15 +52,10 @@ def run(only: str = "", samples: int = 15) -> pd.DataFrame:
 def _pools(samples):
     """One row for each way to distribute the same compiled tasks: milliseconds for the products of a tinyllama-1.1b token,
     and the time of the kit's program over that (above 1: faster than the kit's), with its 95 % interval."""
-    with ExitStack() as stack:
-        sides = {way: stack.enter_context(Side("-m", "benchmarks.threads", way)) for way in WAYS}
-        seconds = pd.DataFrame([{way: side.sample() for way, side in sides.items()} for _ in range(samples)])
-    rows = []
-    for way in WAYS:
-        ratios = seconds.iloc[:, 0] / seconds[way]
-        low, high = measure.interval_of(ratios) if way != seconds.columns[0] else (1.0, 1.0)
-        rows.append({"what": way, "ms": seconds[way].median() * 1e3, "ratio": ratios.median(), "low": low, "high": high})
-    return rows
+    with running({way: (("-m", "benchmarks.threads", way), {}) for way in WAYS}) as sides:
+        seconds = alternately(sides, samples)
+    own = next(iter(seconds.values()))
+    return [{"what": way, "ms": 1e3 * np.median(taken), **times(own, taken)} for way, taken in seconds.items()]
 
 
 def _parts(only, samples):
@@ -75,15 +69,14 @@ def _parts(only, samples):
                 yield {"what": part, "missed": f"no control group can be made: {error}"}
                 continue
             command = "-m", "benchmarks.threads"
-            sides = {way: stack.enter_context(Side(*command, way, path, part, group, **_environment(way))) for way in SIDES}
-            rounds = [{way: (side.sample(), side.cpu) for way, side in sides.items()} for _ in range(samples)]
+            each = {way: ((*command, way, path, part, group), _environment(way)) for way in SIDES}
+            sides = stack.enter_context(running(each))
+            taken = alternately(sides, samples, lambda side: (side.sample(), side.cpu))
         for place, what in enumerate(("a token", "its CPU time")):
-            seconds = pd.DataFrame([{way: found[place] for way, found in turn.items()} for turn in rounds])
             for way in SIDES:
-                ratios = seconds[decode.PEER] / seconds[way]
-                low, high = measure.interval_of(ratios)
-                row = {"what": f"{what}, {part}, {way}", "ms": 1e3 * seconds[way].median(), "ratio": ratios.median()}
-                yield row | {"low": low, "high": high} | ({"least": 1.0} if way != decode.PEER else {})
+                seconds, theirs = taken[way][:, place], taken[decode.PEER][:, place]
+                row = {"what": f"{what}, {part}, {way}", "ms": 1e3 * np.median(seconds), **times(theirs, seconds)}
+                yield row | ({"least": 1.0} if way != decode.PEER else {})
 
 
 def _environment(way) -> dict[str, str]:

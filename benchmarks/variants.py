@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from contextlib import ExitStack
 from itertools import product
 
 import numpy as np
@@ -21,9 +20,8 @@ def run(only: str = "", samples: int = 5):
     import pandas as pd
 
     from benchmarks._files import cached_model
-    from benchmarks._turns import Side
+    from benchmarks._turns import alternately, running, times
     from kit.cpu.simd import available
-    from kit.lab.measuring import measure
     from kit.system.paths import ROOT, models_folder
 
     path, rows = str(cached_model(MODEL, layers=4, folder=models_folder())), []
@@ -34,14 +32,11 @@ def run(only: str = "", samples: int = 5):
         what = f"{case[1]}, {case[0]}, times {other}"
         if only not in what:
             continue
-        with ExitStack() as stack:
-            mine = {"PYTHONPATH": str(ROOT)}
-            sides = [stack.enter_context(Side(__file__, json.dumps([*case, path]), **env)) for env in (mine, environment)]
-            seconds = np.array([[side.sample() for side in sides] for _ in range(samples)])
-        ratios = seconds[:, 1] / seconds[:, 0]
-        low, high = measure.interval_of(ratios)
-        row = {"what": what, "ratio": np.median(ratios), "low": low, "high": high}
-        row |= dict(zip(("ms", "other's ms"), 1e3 * np.median(seconds, 0), strict=True))
+        command = __file__, json.dumps([*case, path])
+        with running({"ms": (command, {"PYTHONPATH": str(ROOT)}), "other's ms": (command, environment)}) as sides:
+            seconds = alternately(sides, samples)
+        row = {"what": what, **times(seconds["other's ms"], seconds["ms"])}
+        row |= {name: 1e3 * np.median(taken) for name, taken in seconds.items()}
         rows.append(row | ({"least": LEAST, "hoped": 1.0} if other == "the old" else {}))
     return pd.DataFrame(rows).set_index("what")
 

@@ -171,9 +171,9 @@ def test_it_runs(name, tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks._turns.Side", Here)
     for constant, value in constants.items():
         monkeypatch.setattr(module, constant, value)
-    for function in ("Side", "cached_model", "fetch"):
+    for function in ("cached_model", "fetch"):
         if hasattr(module, function):
-            monkeypatch.setattr(module, function, Here if function == "Side" else lambda *_, **__: path)
+            monkeypatch.setattr(module, function, lambda *_, **__: path)
     if name == "slots":  # tests/test_child.py and test_pressure.py run children under a limit
         path = model_files.write(tmp_path, "tiny-qwen3moe", "Q4_K_M")
         monkeypatch.setattr(module, "Group", lambda *_: nullcontext(SimpleNamespace(run=None)))
