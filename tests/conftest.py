@@ -30,6 +30,10 @@ settings.load_profile(os.environ.get("KIT_EXAMPLES", "quick"))
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "kernels"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a background job; tests send it to what they start
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# As in the kit's own processes (kit.tune_torch): the threads of torch would spin for 3 ms after each operation, on a core that
+# other workers need, three quarters of a test's CPU time. Programs of users get the environment without it.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ |= {"OMP_WAIT_POLICY": "passive", "KIT_TUNED": "OMP_WAIT_POLICY"}
 os.environ["KIT_PATIENCE"] = "0"  # the other half of the tests keeps the machine busy
 
 
