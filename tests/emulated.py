@@ -53,7 +53,7 @@ if MODE == "emulate":
 import torch  # noqa: E402
 
 import kit  # noqa: E402
-from kit.cpu import convolution, crossings, elementwise, gemm_codes, norm, operations, recurrent, shapes  # noqa: E402
+from kit.cpu import crossings, elementwise, gemm_codes, norm, operations, shapes  # noqa: E402
 from kit.cpu.attention import attend  # noqa: E402
 from kit.cpu.linear import linear  # noqa: E402
 from kit.cpu.tiles import vector  # noqa: E402
@@ -138,15 +138,15 @@ def recurrent_layers(x):
     """The kinds of layers that hold a state, over 6,400 numbers: 3 tokens of 2 heads of 20, and of 300 channels."""
     of_head, channels = x[:120].view(3, 2, 20), x[:900].view(3, 300)
     state = torch.zeros(shapes.state_shape(2, 20, 20))
-    out = recurrent.delta_net(
-        x[:240].view(3, 80), of_head[..., 0], of_head[..., 1], -x[:2].abs(), x[2:4], state, of_head, x[:20], 1, 1e-6
-    )
+    rows, gates, a, out = x[:240].view(3, 80), (of_head[..., 0], of_head[..., 1]), -x[:2].abs(), torch.zeros(3, 2, 20)
+    operations.run("delta net", rows, *gates, of_head, a, x[2:4], state, x[:20], 1, 1e-6, out)
     yield "delta net", torch.cat([out.flatten(), state.flatten()])
     state = torch.zeros(shapes.state_shape(2, 20, 20))
-    out = recurrent.mamba2(x[:240].view(3, 80), of_head[..., 0], -x[:2].abs(), x[2:4], x[4:6], state, of_head, 1)
+    operations.run("mamba2", rows, gates[0], of_head, a, x[2:4], x[4:6], state, 1, out)
     yield "Mamba-2", torch.cat([out.flatten(), state.flatten()])
     state = torch.zeros(3, 300)
-    out = convolution.convolve(channels, x[:1200].view(4, 300), state, x[:300], silu=True)
+    out = torch.zeros(3, 300)
+    operations.run("convolution", channels, x[:1200].view(4, 300), state, out, x[:300], silu=True)
     yield "convolution", torch.cat([out.flatten(), state.flatten()])
 
 

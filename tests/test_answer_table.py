@@ -162,14 +162,6 @@ def test_a_users_engine_that_passes_the_limit_is_below_it():
     assert answer_table.ordered([mine, *ROWS])[:2] == [ROWS[-1], mine]
 
 
-@pytest.mark.parametrize("low, high, apart", [
-    (3.0, 4.0, True), (2.0, 4.0, False), (0.2, 0.9, True), (0.2, 1.0, False), (1.2, 1.3, False), (None, 9.0, False),
-])  # fmt: skip
-def test_intervals_that_touch_are_one(low, high, apart):
-    one, other = Row("", "kit", 1.5, 1.0, 2.0), Row("", "kit", 2.5, low, high)
-    assert answer_table.apart(one, other) is answer_table.apart(other, one) is apart
-
-
 def record(name, seconds=0.05, bound=0.025, **decode):
     return {"engine": {"name": name}, "decode": {"seconds": seconds} | decode, "bound": {"seconds": bound}, "mbu": 0.5}
 

@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from kit.cpu import threads
-from kit.cpu.convolution import convolve
+from kit.cpu import operations, threads
 from kit.cpu.elementwise import softplus
-from kit.cpu.mamba import mamba
 from kit.cpu.norm import rms_norm
-from kit.cpu.recurrent import delta_net, mamba2
 from kit.cpu.shapes import BLOCK, LARGEST, state_shape
 from kit.cpu.simd.memory import load, put, some, store
 from kit.cpu.simd.vectors import f32x16
@@ -46,7 +43,7 @@ def matrices(state, values):
 # ---- definitions
 
 
-def defined_delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps):
+def defined_delta_net(qkv, alpha, beta, z, a, dt, state, weight, key_heads, eps):
     """(tokens, heads, size) and the matrices after; alpha and beta (tokens, heads), or (tokens, key_heads, heads of each)."""
     qkv, alpha, beta, a, dt, z, weight = doubles((qkv, alpha, beta, a, dt, z, weight))
     tokens, heads, size = z.shape
@@ -64,7 +61,7 @@ def defined_delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads, eps)
     return out, m
 
 
-def defined_mamba2(xbc, dt, a, dt_bias, d, state, z, groups):
+def defined_mamba2(xbc, dt, z, a, dt_bias, d, state, groups):
     """(tokens, heads, size) and the matrices after."""
     xbc, dt, a, dt_bias, d, z = doubles((xbc, dt, a, dt_bias, d, z))
     (tokens, heads, size), keys = z.shape, state.shape[2]
@@ -78,16 +75,27 @@ def defined_mamba2(xbc, dt, a, dt_bias, d, state, z, groups):
     return out, m
 
 
-def defined_convolution(x, taps, state, bias=None, before=None, after=None, silu_after=False):
+def defined_convolution(x, taps, state, bias=None, before=None, after=None, silu=False):
     """(tokens, channels) and the state after."""
     x, taps, state, bias, before, after = doubles((x, taps, state, bias, before, after))
     seen = np.concatenate([state, x if before is None else x * before])
     out = np.stack([(seen[t : t + len(taps)] * taps).sum(0) for t in range(len(x))]) + (0 if bias is None else bias)
-    out = silu(out) if silu_after else out
+    out = out * sigmoid(out) if silu else out
     return out if after is None else out * after, seen[len(x) :]
 
 
 # ---- inputs: what a call takes, for some tokens
+
+
+def computed(name, like):
+    """A function of an operation's operands, whose result has the shape of one of them."""
+
+    def function(*operands, **more):
+        out = torch.empty(operands[like].shape)
+        operations.run(name, *operands, **more, out=out)
+        return out
+
+    return function
 
 
 def of_delta_net(tokens, size=64, key_heads=2, heads=4, grouped=False):
@@ -103,9 +111,9 @@ def of_delta_net(tokens, size=64, key_heads=2, heads=4, grouped=False):
 
     def call(function, part, state):
         qkv, alpha, beta, z = (x[part] for x in rows)
-        return function(qkv, alpha, beta, a, dt, state, z, weight, key_heads, EPS)
+        return function(qkv, alpha, beta, z, a, dt, state, weight, key_heads, EPS)
 
-    return call, delta_net, defined_delta_net, state
+    return call, computed("delta net", 3), defined_delta_net, state
 
 
 def of_mamba2(tokens, size=64, keys=128, heads=4, groups=1):
@@ -117,9 +125,9 @@ def of_mamba2(tokens, size=64, keys=128, heads=4, groups=1):
     clear_tail(state, size)
 
     def call(function, part, state):
-        return function(xbc[part], dt[part], a, dt_bias, d, state, z[part], groups)
+        return function(xbc[part], dt[part], z[part], a, dt_bias, d, state, groups)
 
-    return call, mamba2, defined_mamba2, state
+    return call, computed("mamba2", 2), defined_mamba2, state
 
 
 def defined_mamba(x, dt, b, c, z, a, d, state):
@@ -142,7 +150,7 @@ def of_mamba(tokens, channels=96, keys=16):
     def call(function, part, state):
         return function(x[part], dt[part], b[part], c[part], z[part], a, d, state)
 
-    return call, mamba, defined_mamba, state
+    return call, computed("mamba", 0), defined_mamba, state
 
 
 def of_convolution(tokens, channels=512, width=4, bias=False, gated=False):
@@ -150,9 +158,10 @@ def of_convolution(tokens, channels=512, width=4, bias=False, gated=False):
     taps, bias, state = random(width, channels), random(channels) if bias else None, random(width - 1, channels)
 
     def call(function, part, state):
-        return function(x[part], taps, state, bias, *((before[part], after[part], False) if gated else (None, None, True)))
+        gates = dict(before=before[part], after=after[part]) if gated else dict(silu=True)
+        return function(x[part], taps, state, bias=bias, **gates)
 
-    return call, convolve, defined_convolution, state
+    return call, computed("convolution", 0), defined_convolution, state
 
 
 def clear_tail(state, values):

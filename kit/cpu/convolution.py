@@ -1,9 +1,7 @@
 """Causal depthwise convolution over the tokens of a sequence, with few taps and a state: the last inputs."""
 
-import torch
 from numba import types
 
-from kit.cpu import threads
 from kit.cpu.elementwise import sigmoid
 from kit.cpu.simd.memory import put, some
 from kit.cpu.simd.sums import fma
@@ -14,20 +12,13 @@ f32 = types.float32
 _SHARE = 256  # channels of a task
 
 
-def convolve(x, taps, state, bias=None, before=None, after=None, silu: bool = False) -> torch.Tensor:
-    """x (tokens, channels) -> (tokens, channels) float32, out[t] = sum of taps[j] * x[t - width + 1 + j]; updates ``state``.
+def step(x, taps, state, out, bias=None, before=None, after=None, silu: bool = False) -> Step:
+    """out[t] = sum of taps[j] * x[t - width + 1 + j], x and ``out`` (tokens, channels); updates ``state``.
 
     taps: (width, channels), the last row for the token itself. state: (width - 1, channels), the inputs before x; zeros in a
     new sequence. bias: (channels,), added. ``silu``: apply SiLU afterwards. before, after: (tokens, channels), factors of x and
     of the result. x, before and after may be views of one projection.
     """
-    out = torch.empty(x.shape, dtype=torch.float32, device="cpu")
-    threads.run(*step(x, taps, state, out, bias, before, after, silu))
-    return out
-
-
-def step(x, taps, state, out, bias=None, before=None, after=None, silu: bool = False) -> Step:
-    """``convolve`` as a step; ``out`` (tokens, channels)."""
     tokens, channels = x.shape
     arguments = dict(
         x=x, row=4 * x.stride(0), taps=taps, state=state, out=out,

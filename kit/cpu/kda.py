@@ -2,10 +2,8 @@
 
 import math
 
-import torch
 from numba import types
 
-from kit.cpu import threads
 from kit.cpu.elementwise import exp_of_negative, sigmoid, softplus
 from kit.cpu.norm import float64_bits
 from kit.cpu.recurrent import SEGMENT, normed_and_gated, recall, unit
@@ -21,8 +19,8 @@ _keys, _known, _queries, _values, _decays, _mixed = (stack(4 * LARGEST * SEGMENT
 _shares = stack(4 * SEGMENT)
 
 
-def kda(q, k, v, f, dt, a, beta, state, z, weight, bound: float, eps: float, least: float) -> torch.Tensor:
-    """Kimi delta attention of some tokens: (tokens, heads, size) float32; the ``state`` is carried on.
+def step(q, k, v, f, beta, z, dt, a, state, weight, bound: float, eps: float, least: float, out) -> Step:
+    """Kimi delta attention of some tokens, into ``out`` (tokens, heads, size); the ``state`` is carried on.
 
     q, k, v, f, z: (tokens, heads * size), q, k and v after their convolutions; beta: (tokens, heads); dt: (heads * size,); a:
     (heads,); weight: (size,). In a head, with q and k divided by sqrt(their squares' sum + least), q also by sqrt(size), and
@@ -31,13 +29,6 @@ def kda(q, k, v, f, dt, a, beta, state, z, weight, bound: float, eps: float, lea
         M *= exp(g) for each row i of M, g[i] = -|a| softplus(t[i]), or with a ``bound`` (below 0) bound * sigmoid(|a| t[i])
         M += k (sigmoid(beta) (v - k^T M))^T;  y = RMSNorm(q^T M) * weight * sigmoid(z)
     """
-    out = torch.empty(len(q), len(a), len(weight), dtype=torch.float32, device="cpu")
-    threads.run(*step(q, k, v, f, beta, z, dt, a, state, weight, bound, eps, least, out))
-    return out
-
-
-def step(q, k, v, f, beta, z, dt, a, state, weight, bound, eps, least, out) -> Step:
-    """``kda`` as a step; ``out`` (tokens, heads, size)."""
     tokens, heads, size = out.shape
     if size > LARGEST:
         raise KitError(f"a delta net with heads of {size} elements is not supported: the kernel takes at most {LARGEST}")

@@ -5,10 +5,8 @@ is a block, and the tokens of a prompt pass it one after another while it is in 
 are the same in a prompt and alone, so the bits are the same.
 """
 
-import torch
 from numba import types
 
-from kit.cpu import threads
 from kit.cpu.elementwise import exp_of_negative, sigmoid, softplus
 from kit.cpu.shapes import BLOCK
 from kit.cpu.simd.memory import load, put, some, store
@@ -19,22 +17,15 @@ from kit.cpu.tasks import Step, task
 f32 = types.float32
 
 
-def mamba(x, dt, b, c, z, a, d, state) -> torch.Tensor:
-    """The scan of some tokens with its gate: (tokens, channels) float32; the ``state`` (kit.cpu.shapes.state_shape of 1, keys
-    and channels) is carried on.
+def step(x, dt, b, c, z, a, d, state, out) -> Step:
+    """The scan of some tokens with its gate, into ``out`` (tokens, channels); the ``state`` (kit.cpu.shapes.state_shape of 1,
+    keys and channels) is carried on.
 
     x: (tokens, channels), after the convolution; dt: (tokens, channels), with its bias; b, c: (tokens, keys) and z: (tokens,
     channels), which may be views of a projection. a: (channels, keys), below 0; d: (channels,). With s = softplus(dt):
 
         M = exp(s a^T) M + b (s x)^T;  y = (c^T M + d x) * silu(z)
     """
-    out = torch.empty(x.shape, dtype=torch.float32, device="cpu")
-    threads.run(*step(x, dt, b, c, z, a, d, state, out))
-    return out
-
-
-def step(x, dt, b, c, z, a, d, state, out) -> Step:
-    """``mamba`` as a step; ``out`` (tokens, channels)."""
     tokens, channels = out.shape
     strides = {f"{name}_bytes": 4 * rows.stride(0) for name, rows in (("b", b), ("c", c), ("z", z))}
     tensors = dict(x=x, dt=dt, b=b, c=c, z=z, a=a.T.contiguous(), d=d, state=state, out=out)

@@ -8,10 +8,8 @@ block is in the L1 cache. Each token's operations are the same in a prompt and a
 
 import math
 
-import torch
 from numba import types
 
-from kit.cpu import threads
 from kit.cpu.elementwise import exp_of_negative, sigmoid, softplus
 from kit.cpu.norm import float64_bits
 from kit.cpu.shapes import BLOCK, LARGEST
@@ -27,8 +25,10 @@ _keys, _queries, _values, _mixed = (stack(4 * LARGEST * SEGMENT) for _ in range(
 _shares = stack(8 * SEGMENT)
 
 
-def delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads: int, eps: float) -> torch.Tensor:
-    """Gated delta net (Yang et al. 2024) of some tokens: (tokens, heads, size) float32; the ``state`` is carried on.
+def delta_net_step(
+    qkv, alpha, beta, z, a, dt, state, weight, key_heads: int, eps: float, out, sigmoids: bool = False
+) -> Step:  # fmt: skip
+    """Gated delta net (Yang et al. 2024) of some tokens, into ``out`` (tokens, heads, size); the ``state`` is carried on.
 
     qkv: (tokens, (2 key_heads + heads) * size), after the convolution; z: (tokens, heads, size). alpha and beta are (tokens,
     heads): of head h, which shares key head h % key_heads; or views (tokens, key_heads, heads / key_heads) of one tensor that
@@ -37,14 +37,8 @@ def delta_net(qkv, alpha, beta, a, dt, state, z, weight, key_heads: int, eps: fl
     divided by sqrt(their squares' sum + eps), and q by sqrt(size):
 
         M *= exp(a softplus(alpha + dt));  M += k (sigmoid(beta) (v - k^T M))^T;  y = RMSNorm(q^T M) * weight * silu(z)
-    """
-    out = torch.empty(z.shape, dtype=torch.float32, device="cpu")
-    threads.run(*delta_net_step(qkv, alpha, beta, z, a, dt, state, weight, key_heads, eps, out))
-    return out
 
-
-def delta_net_step(qkv, alpha, beta, z, a, dt, state, weight, key_heads, eps, out, sigmoids: bool = False) -> Step:
-    """``delta_net`` as a step; ``out`` (tokens, heads, size). ``sigmoids``: sigmoid(z) in place of silu(z)."""
+    ``sigmoids``: sigmoid(z) in place of silu(z)."""
     tokens, heads, size = out.shape
     if size > LARGEST:
         raise KitError(f"a delta net with heads of {size} elements is not supported: the kernel takes at most {LARGEST}")
@@ -57,8 +51,8 @@ def delta_net_step(qkv, alpha, beta, z, a, dt, state, weight, key_heads, eps, ou
     return _delta_net(), arguments, heads
 
 
-def mamba2(xbc, dt, a, dt_bias, d, state, z, groups: int) -> torch.Tensor:
-    """Mamba-2 (Dao & Gu 2024) of some tokens, before its norm: (tokens, heads, size) float32; the ``state`` is carried on.
+def mamba2_step(xbc, dt, z, a, dt_bias, d, state, groups: int, out) -> Step:
+    """Mamba-2 (Dao & Gu 2024) of some tokens, before its norm, into ``out`` (tokens, heads, size); the ``state`` is carried on.
 
     xbc: (tokens, heads * size + 2 groups * keys), after the convolution; dt: (tokens, heads) and z: (tokens, heads, size) are
     contiguous, or views of one projection, with one stride from token to token. a, dt_bias, d: (heads,). In a head, with s =
@@ -66,13 +60,6 @@ def mamba2(xbc, dt, a, dt_bias, d, state, z, groups: int) -> torch.Tensor:
 
         M = exp(a s) M + B (s x)^T;  y = (C^T M + d x) * silu(z)
     """
-    out = torch.empty(z.shape, dtype=torch.float32, device="cpu")
-    threads.run(*mamba2_step(xbc, dt, z, a, dt_bias, d, state, groups, out))
-    return out
-
-
-def mamba2_step(xbc, dt, z, a, dt_bias, d, state, groups, out) -> Step:
-    """``mamba2`` as a step; ``out`` (tokens, heads, size)."""
     tokens, heads, size = out.shape
     arguments = dict(
         xbc=xbc, dt=dt, dt_bytes=4 * dt.stride(0), a=a, dt_bias=dt_bias,

@@ -154,7 +154,7 @@ class Plan(Ops):
 
     def product(self, name, input):
         blocks = blocks_of(self.weights.file, name) if "_exps." in name else self.weights.blocks(name)
-        y = self.new(1, len(blocks))
+        y = self.new(len(input.x), len(blocks))
         for step in input.product(blocks, self.weights.info(name).qtype, y, self._how):
             last = self.program.add(*step)
         if "_exps." in name:
@@ -311,9 +311,10 @@ class Plan(Ops):
         return y
 
     def join(self, parts, size):
-        y, first = self.new(1, parts[0].shape[1], size).zero_(), 0  # what no part fills stays zero
+        y, first = self.new(self.tokens, parts[0].shape[1], size).zero_(), 0  # what no part fills stays zero
         for part in parts:
-            self.program.place(part[0], y[0, :, first:])
+            for token in range(self.tokens):
+                self.program.place(part[token], y[token, :, first:])
             first += part.shape[2]
         return y
 

@@ -9,7 +9,7 @@ from what the layer saw, which the pass left in its place.
 import torch
 
 from kit.cpu.linear import Activations
-from kit.gguf.names import blocks_of, find_tensor, layer_of
+from kit.gguf.names import layer_of
 from kit.model.forward import matrices, scaled
 from kit.model.plan import Plan, obstacle
 from kit.products import PRODUCTS
@@ -75,16 +75,6 @@ class PlanOfSeveral(Plan):
     def normed(self, x, weight, bias):
         return super().normed(self._whole(x), weight, bias)
 
-    def product(self, name, input):
-        blocks = blocks_of(self.weights.file, name) if "_exps." in name else self.weights.blocks(name)
-        y = self.new(len(input.x), len(blocks))
-        for step in input.product(blocks, self.weights.info(name).qtype, y, self._how):
-            last = self.program.add(*step)
-        if "_exps." in name:
-            stack, place = find_tensor(self.weights.file, name)
-            self._sets.append((last, "blocks", place, blocks_of(self.weights.file, stack), blocks.nbytes))
-        return y
-
     def plus(self, x, y, factor):
         if x.shape != y.shape and len(x) > 1:  # a bias is the same for each token, of which some vectors may hold parts of two
             y = self.new(*x.shape).copy_(y.expand_as(x))
@@ -147,16 +137,5 @@ class PlanOfSeveral(Plan):
             self.program.place(part, out[:, head])
         return out
 
-    def join(self, parts, size):
-        y, first = self.new(self.tokens, parts[0].shape[1], size).zero_(), 0  # what no part fills stays zero
-        for part in parts:
-            for token in range(self.tokens):
-                self.program.place(part[token], y[token, :, first:])
-            first += part.shape[2]
-        return y
-
     def activate(self, activation, gate, up=None):
-        gate = self._whole(gate)
-        out, up = self.new(*gate.shape), self.new(*gate.shape).fill_(1) if up is None else self._whole(up)
-        self.do(activation, gate, up, out)
-        return self.input(out)
+        return super().activate(activation, self._whole(gate), None if up is None else self._whole(up))

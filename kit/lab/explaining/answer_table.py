@@ -175,12 +175,6 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
 
 
-def apart(one: Row, other: Row) -> bool:
-    """Whether two speeds differ for sure: both intervals are known and do not touch."""
-    known = None not in (one.low, one.high, other.low, other.high)
-    return known and (one.low > other.high or other.low > one.high)
-
-
 def left(of_limit: float, interval: tuple[float, float] = (0.0, 0.0)) -> str:
     """What a share of the limit leaves to gain, by its 95 % ``interval`` where that is known."""
     if of_limit >= NEAR:

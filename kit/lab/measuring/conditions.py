@@ -45,7 +45,7 @@ def conditions() -> dict[str, object]:
     cores = usable_cores()
     found = {"cores": cores, "threads": os.environ.get("KIT_THREADS") or cores}  # as kit.cpu.threads has it
     found["vectors"] = os.environ.get("KIT_SIMD") or "auto"
-    found |= {"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES}
+    found |= {"python": platform.python_version()} | {name: library_version(name) for name in LIBRARIES}
     found |= {name: os.environ[name] for name in sorted(os.environ) if name.startswith(FAMILIES) and name not in NO_SPEED}
     found |= {name: build(Path(os.environ[name])) for name in BUILDS if os.environ.get(name)}
     for name, path in _SYSTEM.items():
@@ -92,8 +92,3 @@ def code() -> str:
     for source in sorted(path for part in CODE for path in (PACKAGE / part).rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:12]
-
-
-@cache
-def _version(name: str) -> str | None:
-    return library_version(name)

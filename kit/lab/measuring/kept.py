@@ -100,61 +100,12 @@ def told(value) -> object:
     raise Unknown(f"{type(value).__name__} has no kept_as")
 
 
-for plain in (NoneType, bool, int, float, str, bytes, type):
-    told.register(plain, lambda value: value)
+def _of_file(file: GGUFFile):  # or a part of one
+    facts = [*file.tensors.values()], sorted(map(repr, file.metadata.items()))
+    return [*map(str, file.paths)], hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
-@told.register
-def _(value: Path):
-    return str(value)
-
-
-@told.register
-def _(value: np.generic):
-    return value.item()
-
-
-@told.register
-def _(value: np.ndarray):
-    return str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value)).hexdigest()
-
-
-@told.register(Mapping)
-def _(value):
-    return [(told(key), told(one)) for key, one in value.items()]
-
-
-@told.register(tuple)
-@told.register(list)
-@told.register(type({}.keys()))
-@told.register(range)
-def _(value):
-    return [told(one) for one in value]
-
-
-@told.register(Set)
-def _(value):
-    return sorted(repr(told(one)) for one in value)
-
-
-@told.register
-def _(value: GGUFFile):  # or a part of one
-    facts = [*value.tensors.values()], sorted(map(repr, value.metadata.items()))
-    return [*map(str, value.paths)], hashlib.sha256(repr(facts).encode()).hexdigest()
-
-
-@told.register
-def _(value: Policy):
-    return repr(value), [*value]  # what it holds already tells, too
-
-
-@told.register
-def _(value: partial):
-    return told([value.func, value.args, value.keywords])
-
-
-@told.register
-def _(value: FunctionType):
+def _of_function(value: FunctionType):
     """By its code, its defaults and the values that it closes over; of a function of a module its name is enough."""
     if "<" not in value.__qualname__ and value.__module__ != "__main__":
         return value.__module__, value.__qualname__
@@ -165,3 +116,20 @@ def _(value: FunctionType):
 def _code(code: CodeType) -> tuple:
     constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
     return code.co_code.hex(), code.co_names, constants
+
+
+for kinds, tells in {
+    (NoneType, bool, int, float, str, bytes, type): lambda value: value,
+    (Path,): str,
+    (np.generic,): np.generic.item,
+    (np.ndarray,): lambda x: (str(x.dtype), x.shape, hashlib.sha256(np.ascontiguousarray(x)).hexdigest()),
+    (Mapping,): lambda value: [(told(key), told(one)) for key, one in value.items()],
+    (tuple, list, type({}.keys()), range): lambda value: [told(one) for one in value],
+    (Set,): lambda value: sorted(repr(told(one)) for one in value),
+    (GGUFFile,): _of_file,
+    (Policy,): lambda policy: (repr(policy), [*policy]),  # what it holds already tells, too
+    (partial,): lambda value: told([value.func, value.args, value.keywords]),
+    (FunctionType,): _of_function,
+}.items():
+    for kind in kinds:
+        told.register(kind, tells)

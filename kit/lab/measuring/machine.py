@@ -205,6 +205,7 @@ def gpu() -> dict | None:
     }
 
 
+@cache
 def library_version(name: str) -> str | None:
     """Version of an installed package, None when it is not installed."""
     try:
