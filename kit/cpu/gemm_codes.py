@@ -23,7 +23,7 @@ from kit.cpu import threads
 from kit.cpu.activations import DIGITS, NATURAL, RECORD, SCALE, SUMS, address, record_bytes
 from kit.cpu.simd.amx import configure, multiply, release
 from kit.cpu.simd.isa import has_vnni
-from kit.cpu.simd.memory import copy, load, prefetch_far, stack, store
+from kit.cpu.simd.memory import copy, load, prefetch_far, prefetch_written, stack, store
 from kit.cpu.simd.registers import add_dots_of, several_of, sum_of_products, times_numbers
 from kit.cpu.simd.sums import fma
 from kit.cpu.simd.tiers import matrix, tier
@@ -114,7 +114,9 @@ def _by_tiles(format: Format):
     many, (of_groups, _) = 16 // groups, several_of(groups)  # sixteens of a group, and tokens to scale beside its product
 
     @inner
-    def add_superblock(tier, weights, records, last, count, left, sums, totals):
+    def add_superblock(tier, weights, records, last, count, left, sums, totals, y, y_stride, ahead, nbytes):
+        for line in range(ahead, ahead + nbytes, 64):
+            prefetch_far(line)
         scale = of_groups(weights + SCALES, 64 * many)
         minimum = of_groups(weights + MINIMA, 64 * many)
         for tile in range(count + 1):
@@ -165,9 +167,16 @@ def _by_dots(format: Format, multiplier: str, tokens: int, sixteens: int, digits
     (load_rows, _), (load_tile, store_tile) = several_of(sixteens), several_of(tokens * sixteens)
 
     @inner
-    def add_superblock(tier, weights, records, last, count, left, sums, totals):
+    def add_superblock(tier, weights, records, last, count, left, sums, totals, y, y_stride, ahead, nbytes):
+        share = (nbytes // 64 + count - 1) // count * 64
         for tile in range(count):
             record = records + min(tokens * tile, last) * size
+            for line in range(ahead + share * tile, min(ahead + share * (tile + 1), ahead + nbytes), 64):
+                prefetch_far(line)
+            if left <= 16:  # the last: what is written next comes meanwhile
+                for token in range(tokens):
+                    for line in range(0, 64 * sixteens, 64):
+                        prefetch_written(y + (min(tokens * tile, last) + token) * y_stride + line)
             store(sums, broadcast(f32x16, 0))
             total = load_tile(sums, 0)
             for group in range(min(groups, (left + many - 1) // many)):
@@ -257,12 +266,10 @@ def kernel(format: Static, tier: Static, multiplier: Static, activations: Static
                 for i in range(ROWS // 16 * count * wide):
                     store(totals + 64 * i, broadcast(f32x16, 0))
                 superblock, records = blocks + row * row_bytes, x + start * size
+                out = y + start * y_stride + 4 * row
                 ahead = blocks + (row + height) * row_bytes  # the next piece, in the order of its addresses
                 for left in range(sixteens, 0, -16):
-                    if not alone:
-                        for line in range(ahead, ahead + height * superblock_bytes(format), 64):
-                            prefetch_far(line)
-                        ahead += height * superblock_bytes(format)
+                    fetched = 16 * high * superblock_bytes(format)
                     for r in range(0, height, 16 * high):
                         for n in range(high):  # the last row again where there are no more
                             at, behind = superblock + (r + 16 * n) * row_bytes, height - r - 16 * n
@@ -274,9 +281,10 @@ def kernel(format: Static, tier: Static, multiplier: Static, activations: Static
                         if alone:
                             to = totals + r * 4 * wide
                             add_one(tier, found, weights, records, left, sums, to, lines, scratch, ahead)
-                            ahead += 16 * high * superblock_bytes(format)
-                            continue
-                        add_superblock(tier, weights, records, last, count, left, sums, totals + r * 4 * wide * count)
+                        else:
+                            to, at = totals + r * 4 * wide * count, out + 4 * r
+                            add_superblock(tier, weights, records, last, count, left, sums, to, at, y_stride, ahead, fetched)
+                        ahead += fetched
                     superblock += superblock_bytes(format)
                     records += tokens * size
                 for t in range(wide * count):

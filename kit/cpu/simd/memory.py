@@ -39,10 +39,10 @@ def stream(_, address, vector):
     return emits(types.void(types.int64, vector), code)
 
 
-def _prefetch(locality: int):
+def _prefetch(locality: int, written: bool = False):
     def code(builder, address):
-        to_read, near, data = (ir.Constant(emit.I32, number) for number in (0, locality, 1))
-        emit.call(builder, "llvm.prefetch.p0", emit.VOID, emit.pointer(builder, address, emit.I8), to_read, near, data)
+        how, near, data = (ir.Constant(emit.I32, number) for number in (int(written), locality, 1))
+        emit.call(builder, "llvm.prefetch.p0", emit.VOID, emit.pointer(builder, address, emit.I8), how, near, data)
 
     return emits(types.void(types.int64), code)
 
@@ -57,6 +57,12 @@ def prefetch(_, address):
 def prefetch_far(_, address):
     """prefetch_far(address): the same, to the second-level cache alone."""
     return _prefetch(2)
+
+
+@intrinsic
+def prefetch_written(_, address):
+    """prefetch_written(address): the same for a line that is going to be written."""
+    return _prefetch(2, written=True)
 
 
 @intrinsic
