@@ -91,6 +91,8 @@ def test_a_few_tensors_of_a_kind_are_walked_and_fewer_of_large_ones(file, monkey
 
 
 def test_a_miss_costs_what_a_use_without_a_cache_takes_longer(file, monkeypatch):
+    """Loading into memory that no cache holds is never the cheaper miss. Measured in a better minute it was: an LRU that hits
+    nothing was predicted at 320 ms, no cache at 515; both took 431."""
     taken = {"none": 5.0, "all": 2.0, "others": 9.0}
 
     def walked(file, kinds, dtype, linear, held):
@@ -101,6 +103,9 @@ def test_a_miss_costs_what_a_use_without_a_cache_takes_longer(file, monkeypatch)
     (cost,) = measure_costs.__wrapped__(file, ["output_norm.weight"], ("float32", "float16")).values()
     assert cost.load == {"float32": 3.0, "float16": 6.0} and cost.multiply == {"float32": 2.0, "float16": 4.0}
     assert cost.cold == {"float32": 7.0} and cost.fused == {linear: 5.0 + place for place, linear in enumerate(FUSED)}
+    taken["others"] = 2.5
+    (cost,) = measure_costs.__wrapped__(file, ["output_norm.weight"], ("float32",)).values()
+    assert cost.cold == cost.load == {"float32": 3.0}
     taken["none"] = 1.0
     (cost,) = measure_costs.__wrapped__(file, ["output_norm.weight"], ("float32",)).values()
     assert cost.load == {"float32": 0.0}, "no load takes less than nothing"

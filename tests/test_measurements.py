@@ -65,7 +65,6 @@ def test_values_that_differ_beyond_their_spreads_disagree(store):
     assert not ONE.disagrees(replace(ONE, samples=slow, others=1.0)), "what was disturbed is no evidence"
     ((earlier, later),) = measurements.disagreements(store)
     assert (earlier.samples, later.samples) == (same, slow)
-    assert measurements.said(earlier, later).startswith("two measurements of blocks disagree: 43.0 ms (")
 
 
 def test_a_bandwidth_s_best_is_the_largest_quiet_sample(store):
@@ -76,14 +75,15 @@ def test_a_bandwidth_s_best_is_the_largest_quiet_sample(store):
     assert store.best(measurements.READ, "GB/s", "f") is None
 
 
-def test_lines_that_are_none_are_left_out_and_a_store_that_cannot_be_written_forgets(store, tmp_path):
+@pytest.mark.parametrize("data, left_out", [
+    (b'{"way": "b"}\nno json\n{"unknown": 1, "samples": [1]}\n[]\n{', 5), (b'{"way": "\xff"}\n', 1), (b'{"way": "blo', 1),
+])  # fmt: skip
+def test_lines_that_are_none_are_left_out_and_what_follows_is_a_line_of_its_own(store, data, left_out):
+    """A byte that is not UTF-8 stopped every `kit generate`."""
     store.add(ONE)
-    with store.path.open("a") as out:
-        out.write('{"way": "b"}\nno json\n' + json.dumps({"unknown": 1, "samples": [1]}) + "\n[]\n{")
-    assert (list(store), store.left_out) == ([ONE], 5)
-    (tmp_path / "file").write_text("")
-    nowhere = Readings(tmp_path / "file" / "m.jsonl")
-    assert nowhere.add(ONE) == ONE and list(nowhere) == []
+    store.path.write_bytes(store.path.read_bytes() + data)
+    later = store.add(replace(ONE, samples=(0.05,)))
+    assert (list(store), store.left_out) == ([ONE, later], left_out) and store.known("blocks", "f", "s") == later
 
 
 def test_a_file_s_digest_is_that_of_its_tensors(folder):
@@ -126,16 +126,6 @@ def test_a_file_s_digest_follows_every_value_of_its_metadata(folder, tmp_path):
         assert measurements.digest_of(file) != first, "one byte of the file's metadata"
 
 
-def test_a_byte_that_is_not_utf_8_costs_one_line(store):
-    """It stopped every `kit generate`."""
-    store.add(ONE)
-    with store.path.open("ab") as out:
-        out.write(b'{"way": "\xff"}\n')
-    later = store.add(replace(ONE, samples=(0.05,)))
-    assert (list(store), store.left_out) == ([ONE, later], 1)
-    assert store.known("blocks", "f", "s") == later
-
-
 @pytest.mark.parametrize(
     "value",
     [None, "x", True, [], [None], ["x"], {}, {"a": "b"}, 1e999, 10**400, [10**400], -1, [[1]], [float("nan")], [-1.0], 3],
@@ -167,12 +157,12 @@ def test_a_row_without_what_it_is_of_is_left_out(store, name):
     assert (list(store), store.left_out) == ([ONE], 1)
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "under a file"])
 def test_what_is_no_file_is_an_empty_store(tmp_path, kind):
     """`kit generate` waited for a named pipe's end."""
     path = tmp_path / "store"
-    {"pipe": os.mkfifo, "folder": os.mkdir, "link": lambda name: os.symlink(name, name)}[kind](path)
-    other = Readings(path)
+    {"pipe": os.mkfifo, "folder": os.mkdir, "link": lambda name: os.symlink(name, name), "under a file": Path.touch}[kind](path)
+    other = Readings(path / "m.jsonl" if "under" in kind else path)
     assert other.add(ONE) == ONE and list(other) == [] and other.left_out == 0
 
 
@@ -220,13 +210,6 @@ def test_damaged_times_of_kernels_are_measured_again(tmp_path, monkeypatch, text
     assert crossings._read() == {key: {crossings.ROWS: times["rows"]} for key, times in kept.items()}
 
 
-def test_what_follows_a_torn_line_is_a_line_of_its_own(store):
-    store.add(ONE)
-    store.path.write_bytes(store.path.read_bytes() + b'{"way": "blo')
-    later = store.add(replace(ONE, samples=(0.05,)))
-    assert (list(store), store.left_out) == ([ONE, later], 1)
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', '{"engines": []}', '{"engines": {"kit": 1}}',
                                   '{"engines": {"kit": {"speed": "fast"}}}', '{"engines": {"kit": {"samples": ["x"]}}}',
                                   '{"engines": {"kit": {"samples": [0]}}}'])  # fmt: skip
@@ -254,10 +237,7 @@ def test_busy_apart_and_disagreeing_by_hand(monkeypatch):
         assert not one.disagrees(other) and not other.disagrees(one)
     assert of(1.0, 3.0).told == "2.00 s (1.00 s to 3.00 s)" and of(2.0).told == "2.00 s (measured once)"
     told = measurements.said(of(1.0, by="07", at="2026-11-26T01:02"), of(3.0, by="09", at="2026-11-27T01:02"))
-    assert told == (
-        "two measurements of blocks disagree: 1.00 s (measured once) by 07 on 2026-11-26, 3.00 s (measured once) by 09 on "
-        "2026-11-27; the machine was not the same, or one of them is wrong"
-    )
+    assert re.findall(r"\d[\d.-]+", told) == ["1.00", "07", "2026-11-26", "3.00", "09", "2026-11-27"]
 
 
 @pytest.mark.parametrize(
@@ -285,8 +265,7 @@ def test_a_store_makes_its_folders_and_measures_once_what_it_has(tmp_path, monke
     take = lambda **how: measurements.once(store, "w", "f", lambda: replace(ONE, samples=(next(taken),)), "07", **how)  # noqa: E731
     assert [take().median, take().median, take(again=True).median, take().median] == [1.0, 1.0, 2.0, 2.0]
     assert [(row.way, row.file, row.by, row.median) for row in measurements.shared()] == [
-        ("w", "f", "07", 1.0),
-        ("w", "f", "07", 2.0),
+        ("w", "f", "07", n) for n in (1.0, 2.0)
     ]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -48,9 +49,10 @@ def test_the_interval_of_a_share_covers_it_as_often_as_it_says():
 
 def test_a_comparison_whose_interval_holds_1_says_so():
     """ "1.01 times as fast as llama.cpp" stood on an index; the interval was 0.92 to 1.24."""
-    assert compared([1.01, 0.92, 1.24, 0.97, 1.1], "llama.cpp").startswith("as fast as llama.cpp (")
-    assert compared([1.25, 1.24, 1.26, 1.25, 1.25], "llama.cpp") == "1.25 times as fast as llama.cpp"
-    assert compared([0.5, 0.51, 0.5, 0.49, 0.5], "llama.cpp") == "0.50 times as fast as llama.cpp"
+    for ratios in ([1.01, 0.92, 1.24, 0.97, 1.1], [1.0] * 5):  # an edge of 1 holds 1
+        assert compared(ratios, "llama.cpp").startswith("as fast as llama.cpp (")
+    assert compared([1.25, 1.24, 1.26, 1.25, 1.25], "x") == "1.25 times as fast as x"
+    assert compared([0.5, 0.51, 0.5, 0.49, 0.5], "x").startswith("0.50 ")
 
 
 @pytest.mark.parametrize("rounds", [5, 6, 9, 10])
@@ -78,7 +80,6 @@ def test_pages_are_read_where_that_says_something_of_memory(monkeypatch):
     parts = [torch.ones(1 << 18), torch.ones(1 << 16)]
     monkeypatch.setattr("kit.lab.measuring.pages.views", lambda file: parts)
     assert 0 < minutes.reader(object())() < 1e5
-    assert compared([1.0, 1.0, 1.0, 1.0, 1.0], "llama.cpp").startswith("as fast as llama.cpp"), "an edge of 1 holds 1"
 
 
 # --- every probe of a run counts, for every limit ---------------------------------------------------------------------------
@@ -123,9 +124,13 @@ def test_the_part_of_an_error_that_is_memory_s_is_told_and_the_rest():
     factors = {"blocks": 0.8, "kept": 0.6, "pinned": 0.4, "from the disk": 9.0}
     beside = {"blocks": (41.0, 40.0, 42.0), "kept": (50.0, 50.0), "pinned": (25.0, 25.0)}
     told = minutes.error_of_memory(factors, [60.0, 40.0], beside)
-    assert "at 50 GB/s around the costs" in told and "at 41 around the ways" in told
-    assert "makes a prediction 0.82 times as long" in told, "41 of 50 GB/s: a way that the disk brings has no part in it"
-    assert "it would be 20% too fast." in told, "0.8 / 0.82, 0.6 and 0.4 / 0.5"
+    numbers = [
+        "50",
+        "41",
+        "0.82",
+        "20",
+    ]  # 41 of 50 GB/s: a way that the disk brings has no part in it; 0.8 / 0.82, 0.6, 0.4 / 0.5
+    assert re.findall(r"[\d.]*\d", told) == numbers and "too fast" in told
     nothing = (math.nan, math.nan)
     assert minutes.error_of_memory(factors, nothing, beside) == "" == minutes.error_of_memory(factors, [50.0], {})
     assert minutes.error_of_memory(factors, [50.0], {"kept": nothing, "pinned": ()}) == ""

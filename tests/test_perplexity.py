@@ -159,9 +159,8 @@ def test_what_generate_runs_through_transformers_has_a_perplexity(tmp_path, monk
         for window, first in windows(ids, tokenizer.own.bos, 40, 20)
     ]
     assert told["perplexity"] == pytest.approx(math.exp(np.concatenate(nats).mean()), rel=1e-4) and told["linear"] == "fused"
-    assert json.loads(run(str(path), "--linear", "fused-int8").stdout)["perplexity"] == pytest.approx(
-        told["perplexity"], rel=0.1
-    )
+    rounded = json.loads(run(str(path), "--linear", "fused-int8").stdout)
+    assert rounded["perplexity"] == pytest.approx(told["perplexity"], rel=0.1)
     refused = run(str(path), "--kv", "q8_0")
     assert refused.exit_code == 2 and "--kv has no effect on bloom, which runs through" in refused.stderr
     refused = run(str(hf_files.write(tmp_path, "t5")))
@@ -345,9 +344,8 @@ def test_weights_are_rounded_as_their_formats_are_defined(tmp_path, name):
         for tensor in [f"{each}[3]" if "_exps" in each else each for each in file.tensors]:
             weight, rounded = plain.load(tensor), int8.load(tensor)
             assert torch.equal(half.load(tensor), weight.half().float())
-            if weight.ndim == 1 or (
-                tensor == "token_embd.weight" and "output.weight" in file.tensors
-            ):  # its rows are looked up
+            looked_up = tensor == "token_embd.weight" and "output.weight" in file.tensors
+            if weight.ndim == 1 or looked_up:
                 assert torch.equal(rounded, weight)
                 continue
             step = weight.abs().amax(1, keepdim=True) / 127
@@ -359,9 +357,10 @@ def test_what_a_precision_rounds_is_said_with_its_divergence_where_that_is_known
     table = pd.DataFrame({"kl": 0.0017, "kl_error": 0.0001, "tokens": 1024}, ["float32", "int8 activations"])
     said = quality.lost("int8 activations")
     assert said == "activations rounded to 8 bits" and "KL" not in quality.lost("float32", table)
-    assert quality.lost("int8 activations", table) == f"{said}, KL 0.0017 ± 0.0001 nats over 1,024 positions"
-    assert quality.lost("int8 activations", table.drop(columns="tokens")).endswith("± 0.0001 nats")
-    assert {quality.lost("int8 activations", each) for each in ("why not", table[:1])} == {f"{said}, its effect not measured"}
+    numbers = lambda text: re.findall(r"\d\S*", text.removeprefix(said))  # noqa: E731
+    assert numbers(quality.lost("int8 activations", table)) == ["0.0017", "0.0001", "1,024"]
+    assert numbers(quality.lost("int8 activations", table.drop(columns="tokens"))) == ["0.0017", "0.0001"]
+    assert all("not measured" in quality.lost("int8 activations", each) for each in ("why not", table[:1]))
 
 
 @given(st.integers(3, 700), st.integers(1, 60))

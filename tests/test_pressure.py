@@ -89,13 +89,11 @@ def test_a_curve_without_short_memory_is_refused():
 
 
 def test_what_the_kernel_ends_is_a_warning_and_the_page_goes_on(tiny, tmp_path, monkeypatch):
-    def ended(*_):
-        raise pressure.Killed("swap = true: kept, limit 9: the kernel ended it")
-
-    monkeypatch.setattr(pressure, "swapped", ended)
+    why = "swap = true: kept, limit 9: the kernel ended it"
+    monkeypatch.setattr(pressure, "swapped", lambda *_: (_ for _ in ()).throw(pressure.Killed(why)))
     lab = Session("01_first_token", "smoke", out=tmp_path)
     assert pressure.of_run(lab, (1.0, 0.5), swap=True).empty
-    assert [text for _, text in gates.warnings(records.of_run(tmp_path))] == ["swap = true: kept, limit 9: the kernel ended it"]
+    assert [text for _, text in gates.warnings(records.of_run(tmp_path))] == [why]
 
 
 def test_without_rights_swap_is_refused_by_name(monkeypatch, tmp_path):
@@ -129,9 +127,7 @@ def test_no_limit_kills_what_keeps_as_much_as_fits(tmp_path, mib, code):
     with Group(tmp_path, 0) as group:
         ran = group.run(command, mib << 20, capture_output=True, text=True)
     assert ran.returncode == code, ran.stderr
-    assert code == 0 or re.fullmatch(
-        r"kit: error: .* takes 250.0 MiB once it is dequantized, and .* are free: .*\n", ran.stderr
-    )
+    assert code == 0 or re.fullmatch(r"kit: error: .* takes 250.0 MiB once it is dequantized, .* are free: .*\n", ran.stderr)
 
 
 @limited

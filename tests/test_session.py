@@ -111,11 +111,8 @@ def test_a_gate_that_fails_is_a_warning_of_the_page(tmp_path, world, capsys):
 
 def test_a_command_of_an_answer_is_a_line_of_its_own(tmp_path, world):
     said = begun(tmp_path).answer("It is\n   so:\n`kit generate m.gguf`\nnow with `-t 2`\n", "Two cores.").data
-    assert [line.strip() for line in said.splitlines()] == [
-        "**Two cores.** It is so:",
-        "`kit generate m.gguf`",
-        "now with `-t 2`",
-    ]
+    lines = [line.strip() for line in said.splitlines()]
+    assert lines == ["**Two cores.** It is so:", "`kit generate m.gguf`", "now with `-t 2`"]
     assert all(line.endswith("  ") for line in said.splitlines()[:-1]), "a break of Markdown"
 
 
@@ -125,8 +122,10 @@ def test_only_records_of_a_run_without_a_folder_are_set_aside(tmp_path, world, m
         for text in ("", "x"):
             lab = Session("01_a", profile="smoke", **given)
             set_aside = {path.name for path in lab.out.iterdir()} - {"01_a.jsonl"}
-            assert not set_aside and "The records of the run before" not in capsys.readouterr().out
+            assert not set_aside and "run before" not in capsys.readouterr().out
             (lab.out / "01_a.jsonl").write_text(text)
+    assert (Session("01_a", profile="smoke").out / "01_a.jsonl.before").read_text() == "x"
+    assert "run before" in capsys.readouterr().out
     assert Session("01_a", profile="smoke", out=str(tmp_path / "run")).out.joinpath("01_a.jsonl").read_text() == ""
 
 

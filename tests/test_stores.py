@@ -200,10 +200,7 @@ def test_columns_that_no_block_divides_are_the_reason():
     nbytes = [info.nbytes for info in Table("", [("Q5_0", 896), ("Q5_0", 896), ("Q4_K", 512)]).tensors.values()][:3]
     share = nbytes[2] / sum(nbytes)
     assert label.leading == "Q4_K" and label.share == pytest.approx(share) and label.metadata == "Q4_K_M"
-    assert label.told == (
-        f"named Q4_K_M; {share:.0%} of the bytes of its layers are Q4_K (Q5_0 {1 - share:.0%}), because 896 columns do not "
-        "divide by 256"
-    )
+    assert all(part in label.told for part in (f"{share:.0%}", f"(Q5_0 {1 - share:.0%})", "because 896 columns"))
 
 
 def test_other_types_by_design_have_no_reason():
@@ -233,9 +230,8 @@ def test_labels(name, file_type, label, leading):
 
 
 def test_a_name_that_its_metadata_contradicts():
-    assert labels.label_of(Table("m-Q8_0.gguf", [("Q4_K", 512)], 15)).told.endswith(
-        "are Q8_0 (Q4_K 100%); its metadata says Q4_K_M"
-    )
+    label = labels.label_of(Table("m-Q8_0.gguf", [("Q4_K", 512)], 15))
+    assert (label.name, label.share, label.metadata) == ("Q8_0", 0.0, "Q4_K_M") and label.told.endswith(" Q4_K_M")
 
 
 def test_every_label_of_llama_quantize_stands_for_a_format():

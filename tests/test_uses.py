@@ -85,10 +85,7 @@ def test_a_mixture_without_a_row_uses_its_experts_in_the_order_of_their_roles(tm
         order = draw(uses, 200)
     f32 = 4 * (3 * (2 * 32 + 2 * 32 * 32) + 3 * 64 * 32 + 2 * (2 * 3 * 16 * 32 + 8 * 32 + 16 * 32) + 64 * 32 + 32)
     assert bytes_used(uses) == f32 + 4 * 32, "the last layer predicts further tokens; one row of the embedding"
-    assert said == (
-        "2 of 8 experts a layer, drawn for each token, 1 dense layer first, and the shared experts; "
-        "without the last 1 layer, which predict further tokens"
-    )
+    assert all(part in said for part in ("2 of 8 experts", "1 dense", "shared", "the last 1 layer"))
     first = [name.removeprefix("blk.1.") for name in order[0] if name.startswith("blk.1.")]
     assert first[:4] == ["attn_norm.weight", "attn_q.weight", "attn_output.weight", "ffn_norm.weight"]
     assert first[4] == "ffn_gate_inp.weight" and first[-1] == "ffn_up_shexp.weight"
@@ -148,9 +145,7 @@ def test_a_part_of_a_file_runs_and_stands_for_the_rest(folder, tmp_path):
     with kit.open(model_files.write(folder, "tiny-qwen3moe", "Q4_K_M")) as file:
         whole, part = kit.Transformer(kit.Weights(file)), cut.cut(file, [0])
         alone = kit.Transformer(kit.Weights(part))
-        assert (len(whole.config.layers), len(alone.config.layers)) == (2, 1) and np.isfinite(
-            alone.logits([1, 2]).numpy()
-        ).all()
+        assert (len(whole.config.layers), len(alone.config.layers)) == (2, 1) and alone.logits([1, 2]).isfinite().all()
         last = cut.cut(file, [1])
         assert np.array_equal(last.blocks("blk.0.attn_q.weight"), file.blocks("blk.1.attn_q.weight"))
         fewer = sampling.fewer_rows(file, 1000)
@@ -181,13 +176,13 @@ def test_a_lack_of_memory_is_a_row(folder, monkeypatch):
         study = Study(file, lambda: MACHINE, memory=2 << 20, tokens=3)
         monkeypatch.setattr(measuring, "memory_available", lambda: 1 << 30)
         measuring.measure_best(study)
-        assert not study.measured and all("did not fit: needed" in why for why in study.unmeasured.values())
+        assert not study.measured and all("did not fit" in why for why in study.unmeasured.values())
         assert "did not fit" in sentences.advise(answer.of(study)) and study.unmeasured
         order = study.order
         real = measure_apart(LAZY, file, order, 2, 1, 8 << 30)
         assert real.seconds > 0 and real.result.shape == (file.tensors["token_embd.weight"].shape[0],)
         less = measure_apart(Way("HashMap"), file, order, 2, 1, 32 << 20)  # than its imports take
-        assert "under a limit of 32.00 MiB" in less
+        assert "32.00 MiB" in less
 
 
 @pytest.mark.parametrize(("name", "free", "said"), [
@@ -237,57 +232,28 @@ def test_a_part_of_a_file_keeps_each_layers_kind(folder, name):
             assert read_config(cut.cut(part, [0, 2])).layers == (whole[chosen[0]], whole[chosen[2]]), "a part of a part"
 
 
-@pytest.mark.parametrize(("others", "cold"), [(3.0, 2.0), (9.0, 8.0)])
-def test_loading_into_memory_that_no_cache_holds_is_never_the_cheaper_miss(tmp_path, monkeypatch, others, cold):
-    """Measured in a better minute it was: an LRU that hits nothing was predicted at 320 ms, no cache at 515; both took 431."""
-    taken = {"none": 3.0, "all": 1.0, "others": others}
-    walked = lambda file, kinds, dtype, linear, held: dict.fromkeys(kinds.values(), taken[held])  # noqa: E731
-    monkeypatch.setattr("kit.lab.predicting.measured._walked", walked)
-    with kit.open(model_files.write(tmp_path, "tiny-llama")) as file:
-        costs = measure_costs(file, order_of(file, 2).names, ("float32",))
-    assert {(cost.load["float32"], cost.cold["float32"]) for cost in costs.values()} == {(2.0, cold)}
-    taken["others"] = 1.5
-    with kit.open(model_files.write(tmp_path, "tiny-llama")) as file:
-        costs = measure_costs(file, order_of(file, 2).names, ("float32",))
-    assert {cost.cold["float32"] for cost in costs.values()} == {2.0}
-
-
 def test_a_use_costs_the_same_on_every_page_of_a_run(tmp_path, monkeypatch):
-    """What page 07 kept is what page 09 has; another file, a kind or a type that was not measured is measured."""
-    walks = []
-    monkeypatch.setattr(
-        "kit.lab.predicting.measured._walked",
-        lambda file, kinds, dtype, *how: walks.append((dtype, *how)) or dict.fromkeys(kinds.values(), 1.0),
-    )
-    path, seven, nine = model_files.write(tmp_path, "tiny-llama"), tmp_path / "07", ("float32", "float16")
+    """What page 07 kept is what page 09 has; of another file, or by other code, it is measured. (tests/test_measured.py: types
+    and kinds that were not measured.)"""
+    monkeypatch.setattr("kit.lab.predicting.measured._walked", lambda file, kinds, *_: dict.fromkeys(kinds.values(), 1.0))
+    path, seven = model_files.write(tmp_path, "tiny-llama"), tmp_path / "07"
     seven.mkdir()
+    loads = lambda costs: {cost.load["float32"] for cost in costs.values()}  # noqa: E731
     with kit.open(path) as file:
         names = order_of(file, 2).names
-        costs, after = (
-            {kind: dataclasses.replace(cost, load=dict.fromkeys(cost.load, load)) for kind, cost in measured.items()}
-            for measured, load in zip([measure_costs(file, names, nine)] * 2, (7.0, 9.0), strict=True)
-        )
-        assert keep(seven, file, costs, after) == costs, "nothing that was measured after it predicts"
-        walks.clear()
-        assert of_run(seven, file, names, nine) == costs and not walks
-        more = of_run(seven, file, names)
-        assert {dtype for dtype, *_ in walks} == {"bfloat16"} and {*more} == {*costs}
-        assert all(cost.load == {"bfloat16": 0.0, "float32": 7.0, "float16": 7.0} for cost in more.values())
-        assert all(cost.fused == costs[kind].fused for kind, cost in more.items())
-        study = Study(file, lambda: MACHINE, memory=2 << 20, tokens=2, folder=seven)
-        assert {cost.load["float32"] for cost in study.costs.values()} == {7.0}
+        costs = {kind: dataclasses.replace(cost, load=dict.fromkeys(cost.load, 7.0))
+                 for kind, cost in measure_costs(file, names).items()}  # fmt: skip
+        keep(seven, file, costs, costs)
+        study = lambda: Study(file, lambda: MACHINE, memory=2 << 20, tokens=2, folder=seven)  # noqa: E731
+        assert loads(study().costs) == {7.0}
         monkeypatch.setattr(studies, "_MEASURED", 1)  # of a large file a part of the layers runs, which has another digest
-        sampled = Study(file, lambda: MACHINE, memory=2 << 20, tokens=2, folder=seven)
-        assert {cost.load["float32"] for cost in sampled.costs.values()} == {7.0} and sampled.costs.keys() == costs.keys()
-        some = dict(list(costs.items())[1:])
-        keep(tmp_path / "some", file, some, some)
-        assert {cost.load["float32"] for cost in of_run(tmp_path / "some", file, names).values()} == {0.0}, "a kind is missing"
+        sampled = study()
+        assert loads(sampled.costs) == {7.0} and sampled.costs.keys() == costs.keys()
         with monkeypatch.context() as patch:
             patch.setattr("kit.lab.measuring.measurements.settings", lambda: "code=other")
-            assert {cost.load["float32"] for cost in of_run(seven, file, names).values()} == {0.0}, "the kit's code changed"
+            assert loads(of_run(seven, file, names)) == {0.0}, "the kit's code changed"
     with kit.open(model_files.write(tmp_path, "tiny-granite")) as other:
-        assert {cost.load["float32"] for cost in of_run(seven, other, order_of(other, 2).names).values()} == {0.0}
-    assert of_run(tmp_path, kit.open(path), names, nine) != costs
+        assert loads(of_run(seven, other, order_of(other, 2).names)) == {0.0}
 
 
 @pytest.mark.parametrize(("via", "runs", "shared"), [("kit", True, True), ("transformers", True, False), ("kit", False, False)])
