@@ -55,9 +55,9 @@ def bench(folder, name="llama-bench", per_token=0.04, then=PRINTED):
 def test_llama_bench_is_read_by_its_json(tmp_path):
     engine = opened(f"'{bench(tmp_path)}' -t 2 -fa 1 -ctk q8_0", tmp_path / "m.gguf")
     assert engine.facts.version == ""  # nothing ran yet
-    passes = engine.decode(64, depth=4096, times=3)
-    assert [each.per_token for each in passes] == pytest.approx([0.02] * 3) and passes[0].depth == 4096
-    assert engine.prompt(512)[0].per_token == pytest.approx(0.02)
+    one = engine.decode(64, depth=4096)
+    assert one.per_token == pytest.approx(0.02) and one.depth == 4096
+    assert engine.prompt(512).per_token == pytest.approx(0.02)
     facts = engine.facts
     assert (facts.version, facts.threads, facts.kv) == ("b5163 (8cf427ff)", 2, ("q8_0", "f16"))
     assert facts.flags["options"] == "-t 2 -fa 1 -ctk q8_0" and json.dumps(facts.to_json())
@@ -100,7 +100,7 @@ def test_a_process_of_kit_that_dies_is_an_error_of_its_engine(model, name):
 
 def test_threads_replace_those_that_the_user_gave(tmp_path):
     engine = opened(f"{bench(tmp_path)} -t 2 -fa 1", tmp_path / "m.gguf", threads=1)
-    assert engine.decode(8)[0].per_token == pytest.approx(0.04) and engine.facts.threads == 1
+    assert engine.decode(8).per_token == pytest.approx(0.04) and engine.facts.threads == 1
     assert engine.facts.flags["options"] == "-fa 1 -t 1" and engine.label.endswith("-t 1")
 
 
@@ -159,9 +159,9 @@ class Metronome:
     def __init__(self, label, seconds):
         self.label, self.facts, self._seconds, self.order = label, EngineFacts(label), list(seconds), []
 
-    def decode(self, tokens, depth=0, times=1):
+    def decode(self, tokens, depth=0):
         self.order.append(self.label)
-        return [Pass(self._seconds.pop(0) * tokens, tokens, tokens, depth) for _ in range(times)]
+        return Pass(self._seconds.pop(0) * tokens, tokens, tokens, depth)
 
     prompt = decode
 

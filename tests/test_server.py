@@ -119,7 +119,7 @@ def test_tokens_of_a_server_whose_file_is_not_known_are_those_that_it_says_or_pi
 
     openai = served.answering(lambda path: (200, {"data": [{"id": "x"}]}), words)
     with served.serving(openai) as url, ServerClient(url) as client:
-        told = [client.ask([], 6, text="Once") for _ in range(2)]
+        told = [client.ask([], 6, positions=1) for _ in range(2)]
     assert [(got.fault, got.received, got.burst) for got in told] == [("", 6, True), ("", 3, True)]
 
 

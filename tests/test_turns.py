@@ -63,7 +63,7 @@ class Engine:
 
     def decode(self, tokens, depth):
         self.log.append(self.label)
-        return [Pass(float(len(self.log)), tokens, tokens, depth)]
+        return Pass(float(len(self.log)), tokens, tokens, depth)
 
 
 @pytest.mark.parametrize("busiest, strict, refused", [(0.25, True, False), (0.3, True, True), (0.3, False, False)])

@@ -70,11 +70,11 @@ class Runner(Protocol):
     def facts(self) -> EngineFacts:
         """What is known of it; more may be known after the first pass."""
 
-    def decode(self, tokens: int, depth: int = 0, times: int = 1) -> list[Pass]:
-        """Generate ``tokens`` after ``depth`` positions, ``times`` times. A warm-up is not among the passes."""
+    def decode(self, tokens: int, depth: int = 0) -> Pass:
+        """Generate ``tokens`` after ``depth`` positions; a warm-up comes before the first pass."""
 
-    def prompt(self, tokens: int, depth: int = 0, times: int = 1) -> list[Pass]:
-        """Compute a prompt of ``tokens`` after ``depth`` positions, ``times`` times, without any that a cache has."""
+    def prompt(self, tokens: int, depth: int = 0) -> Pass:
+        """Compute a prompt of ``tokens`` after ``depth`` positions, without any that a cache has."""
 
     def cpu_times(self) -> Cpu:
         """CPU seconds of its processes so far, also of those that have ended; zeros where they are not on this machine."""

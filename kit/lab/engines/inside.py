@@ -29,26 +29,21 @@ class Inside:
         if reason := ENGINES[engine].missing():
             raise EngineError(f"--engine {label}: {reason}")
 
-    def decode(self, tokens: int, depth: int = 0, times: int = 1) -> list[Pass]:
+    def decode(self, tokens: int, depth: int = 0) -> Pass:
         """Greedy tokens after a text of ``depth`` positions, of one where that is 0."""
         self._ready(max(1, depth) + tokens + 1)
-        passes = []
-        for _ in range(times):
-            self._ask(begin=self._text(max(1, depth)))
-            seconds, said = self._ask(steps=tokens)
-            passes.append(Pass(seconds, len(said), tokens, depth))
-        return passes
+        self._ask(begin=self._text(max(1, depth)))
+        seconds, said = self._ask(steps=tokens)
+        return Pass(seconds, len(said), tokens, depth)
 
-    def prompt(self, tokens: int, depth: int = 0, times: int = 1) -> list[Pass]:
+    def prompt(self, tokens: int, depth: int = 0) -> Pass:
         """A text of so many tokens, in one piece."""
         self._ready(depth + tokens)
-        passes, text = [], self._text(depth + tokens)
-        for _ in range(times):
-            if depth:
-                self._ask(begin=text[:depth])
-            seconds, _ = self._ask(**{"follow" if depth else "begin": text[depth:]})
-            passes.append(Pass(seconds, tokens, tokens, depth))
-        return passes
+        text = self._text(depth + tokens)
+        if depth:
+            self._ask(begin=text[:depth])
+        seconds, _ = self._ask(**{"follow" if depth else "begin": text[depth:]})
+        return Pass(seconds, tokens, tokens, depth)
 
     def cpu_times(self) -> Cpu:
         """Of its process, and of those before it."""

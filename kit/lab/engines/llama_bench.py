@@ -48,13 +48,13 @@ class LlamaBench:
         kv = (str(row["type_k"]), str(row["type_v"])) if "type_k" in row else None
         return EngineFacts(self._binary.name, version, row.get("n_threads"), flags, self._model, None, kv)
 
-    def decode(self, tokens: int, depth: int = 0, times: int = 1) -> list[Pass]:
+    def decode(self, tokens: int, depth: int = 0) -> Pass:
         """Its test tg<tokens>, after ``depth`` positions: it generates after random tokens."""
-        return self._test({"n_prompt": 0, "n_gen": tokens, "n_depth": depth}, times)
+        return self._test({"n_prompt": 0, "n_gen": tokens, "n_depth": depth})
 
-    def prompt(self, tokens: int, depth: int = 0, times: int = 1) -> list[Pass]:
+    def prompt(self, tokens: int, depth: int = 0) -> Pass:
         """Its test pp<tokens>."""
-        return self._test({"n_prompt": tokens, "n_gen": 0, "n_depth": depth}, times)
+        return self._test({"n_prompt": tokens, "n_gen": 0, "n_depth": depth})
 
     def cpu_times(self) -> Cpu:
         """Of the runs that have ended."""
@@ -63,13 +63,14 @@ class LlamaBench:
     def close(self) -> None:
         """Nothing runs between two passes."""
 
-    def _test(self, sizes: dict[str, int], times: int) -> list[Pass]:
+    def _test(self, sizes: dict[str, int]) -> Pass:
         lengths = ["-p", str(sizes["n_prompt"]), "-n", str(sizes["n_gen"])]
         depth = ["-d", str(sizes["n_depth"])] if sizes["n_depth"] else []  # builds without depth have no such option
-        command = [str(self._binary), *self._options, "-m", str(self._model), *lengths, *depth, "-r", str(times), "-o", "json"]
+        command = [str(self._binary), *self._options, "-m", str(self._model), *lengths, *depth, "-r", "1", "-o", "json"]
         self._row = row = self._read(self._run(command), sizes)
         asked = sizes["n_prompt"] + sizes["n_gen"]
-        return [Pass(ns / 1e9, asked, asked, sizes["n_depth"], ns / 1e9) for ns in row["samples_ns"]]
+        seconds = row["samples_ns"][0] / 1e9
+        return Pass(seconds, asked, asked, sizes["n_depth"], seconds)
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess:
         before = psutil.Process().cpu_times()

@@ -24,6 +24,7 @@ from kit.units import from_json
 KEY = "KIT_SERVER_KEY"
 _CONNECT, _ANSWER = 5.0, 300.0  # seconds to wait for a connection, and for the next piece of an answer
 _SHORT = 10.0  # for the questions that no model works on
+TEXT = "A large language model on a small computer answers slowly, because every token reads all of its weights once. "
 _PATHS = (*(each.path for each in PROTOCOLS), *(each.found_by[0] for each in PROTOCOLS), "/v1/chat/completions", "/v1", "/api")
 _LOCAL = ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::")
 
@@ -59,7 +60,7 @@ class ServerClient:
         path = parts.path.rstrip("/")
         known = next((each for each in _PATHS if path.endswith(each)), "")
         self.url = f"{parts.scheme}://{parts.netloc}{path.removesuffix(known)}"
-        self.tokenizer = None
+        self.tokenizer, self._prompts = None, 0
         key = os.environ.get(KEY)
         headers, self._keyed = ({"Authorization": f"Bearer {key}"} if key else {}), bool(key)
         timeout = httpx.Timeout(_ANSWER, connect=_CONNECT)
@@ -169,11 +170,23 @@ class ServerClient:
             raise ServerError(f"{self.url}: no model is loaded{have}")
         return (running or listed or [""])[0]
 
-    def ask(self, prompt: list[int], tokens: int, cached: bool = True, at_first: Callable[[], object] = bool,
-            at_end: Callable[[], object] = bool, text: str | None = None) -> Received:  # fmt: skip
-        """Stream an answer. ``prompt``: token ids, or ``text`` where no tokenizer is known. ``at_first``: called when the first
-        piece has come, ``at_end`` when the last one has. A broken connection is part of what is received, no exception."""
-        written = text if text is not None else self.tokenizer.decode(prompt, special=True)
+    def prompt(self, positions: int) -> list[int]:
+        """Token ids of a text of so many positions, which no earlier prompt begins like; [] where no tokenizer is known."""
+        self._prompts += 1
+        return self.tokenizer.encode(self._text(positions // 8 + 2))[:positions] if self.tokenizer else []
+
+    def _text(self, sentences: int) -> str:
+        return f"{self._prompts * 7919 % 9973} " + TEXT * sentences
+
+    def ask(self, prompt: list[int], tokens: int, cached: bool = True, positions: int = 0,
+            at_first: Callable[[], object] = bool, at_end: Callable[[], object] = bool) -> Received:  # fmt: skip
+        """Stream an answer. ``prompt``: token ids; where no tokenizer is known a text of about so many ``positions`` is sent,
+        that of the last ``prompt``. ``at_first``: called when the first piece has come, ``at_end`` when the last one has. A
+        broken connection is part of what is received, no exception."""
+        if self.tokenizer:
+            written = self.tokenizer.decode(prompt, special=True)
+        else:
+            written = self._text(positions // 16 + 1)[: 5 * positions]
         asked = Asked(tuple(prompt), written, tokens, self.model, cached)
         body = self.protocol.body(asked)
         if not prompt and self.protocol.takes_ids:

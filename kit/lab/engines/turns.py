@@ -106,7 +106,7 @@ def in_turn(
 
     def one(number: int) -> tuple[float | None, dict[str, Pass]]:
         order = engines if number % 2 == 0 else engines[::-1]
-        return read() if read else None, {each.label: getattr(each, kind)(tokens, depth)[0] for each in order}
+        return read() if read else None, {each.label: getattr(each, kind)(tokens, depth) for each in order}
 
     kept, tried = state.quietest(one, rounds, engines)
     busiest = max(others for others, _ in kept)

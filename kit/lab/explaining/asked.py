@@ -6,12 +6,10 @@ import kit
 from kit.errors import KitError, ServerError
 from kit.lab.engines import owner as owners
 from kit.lab.engines.meter import Received
-from kit.lab.engines.server import ServerClient
+from kit.lab.engines.server import TEXT, ServerClient
 from kit.lab.engines.watch import Watch
 from kit.lab.explaining.causes import Window
 from kit.model.tokenizer import tokenizer_of
-
-_TEXT = "A large language model on a small computer answers slowly, because every token reads all of its weights once. "
 
 
 class AskedServer:
@@ -19,7 +17,7 @@ class AskedServer:
     wrong with answers."""
 
     def __init__(self, url: str, model: str = "", file=None):
-        self.server, self.faults, self._nonce = ServerClient(url, model), [], 0
+        self.server, self.faults = ServerClient(url, model), []
         self.began = time.monotonic()
         try:
             self.owner = owners.find(self.server, file)
@@ -48,21 +46,16 @@ class AskedServer:
             return None
 
     def prompt(self, positions: int) -> list[int]:
-        """Token ids of a text of so many positions, which no earlier prompt begins like."""
-        self._nonce += 1
-        tokenizer, text = self.server.tokenizer, f"{self._nonce * 7919 % 9973} " + _TEXT * (positions // 8 + 2)
-        return tokenizer.encode(text)[:positions] if tokenizer else []
+        """As of ServerClient."""
+        return self.server.prompt(positions)
 
     def further(self, positions: int) -> list[int]:
         """Token ids of as much text that follows another."""
-        return self.server.tokenizer.encode(_TEXT, special=False, ends=False)[:positions]
-
-    def _text(self, positions: int) -> str:
-        return (f"{self._nonce * 7919 % 9973} " + _TEXT * (positions // 16 + 1))[: 5 * positions]
+        return self.server.tokenizer.encode(TEXT, special=False, ends=False)[:positions]
 
     def ask(self, prompt: list[int], tokens: int, cached: bool = True, positions: int = 0, **calls) -> Received:
         """One request; what is wrong with it is kept in ``faults``."""
-        got = self.server.ask(prompt, tokens, cached, text=None if self.server.tokenizer else self._text(positions), **calls)
+        got = self.server.ask(prompt, tokens, cached, positions, **calls)
         if got.fault:
             self.faults.append(got.fault)
         return got
