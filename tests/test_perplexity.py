@@ -167,16 +167,11 @@ def test_what_generate_runs_through_transformers_has_a_perplexity(tmp_path, monk
     assert refused.exit_code == 2 and "no perplexity" in refused.stderr and refused.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "options,message",
-    [
-        (["--text", "latin1.txt"], "latin1.txt: not UTF-8 at byte 3"),
-        (["--text", "two.txt"], "too few to score"),
-        (["--text", "none.txt"], "none.txt: No such file"),
-        (["--context", "999999"], "windows have 2 to 2048"),
-        (["--context", "8", "--stride", "8"], "--stride 8: give at most 7"),
-    ],
-)
+@pytest.mark.parametrize("options,message", [
+    (["--text", "latin1.txt"], "latin1.txt: not UTF-8 at byte 3"), (["--text", "two.txt"], "too few to score"),
+    (["--text", "none.txt"], "none.txt: No such file"), (["--context", "999999"], "windows have 2 to 2048"),
+    (["--context", "8", "--stride", "8"], "--stride 8: give at most 7"),
+])  # fmt: skip
 def test_what_cannot_be_measured_is_refused(path, tmp_path, monkeypatch, options, message):
     """`217685 ± nan` of two letters, a context cut in silence, replaced characters: none of these is an answer."""
     monkeypatch.chdir(tmp_path)

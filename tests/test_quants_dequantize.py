@@ -293,32 +293,22 @@ def test_code_compiled_for_an_older_cpu(cpu_name, features, tier):
 # ---- errors
 
 
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        ({"qtype": "Q9_K"}, "format 'Q9_K' is not known; choose one of F32"),
-        ({"qtype": "Q8_1"}, "cannot dequantize Q8_1; it supports BF16"),
-        ({"qtype": "I8"}, "cannot dequantize I8"),
-        ({"dtype": "float64"}, "dtype 'float64' is not known; choose one of float32, float16, bfloat16"),
-        ({"dtype": torch.int8}, "dtype 'int8' is not known"),
-        ({"backend": "gpu"}, "backend 'gpu' is not known; choose one of reference, plain, cpu"),
-        ({"backend": ["cpu"]}, "backend ['cpu'] is not known"),
-        ({"data": np.zeros(145, np.uint8)}, "a row of 145 bytes is not a whole number of blocks of 144 bytes"),
-        ({"data": np.zeros(144, np.int8)}, "uint8 array or tensor of at least one axis, not ndarray of int8, shape (144,)"),
-        ({"data": b"\0" * 144}, "not bytes"),
-        ({"data": np.uint8(3)}, "at least one axis"),
-        ({"data": torch.empty(144, dtype=torch.uint8, device="meta")}, "blocks on meta, but the backend works on cpu"),
-        (
-            {"out": torch.empty(255)},
-            "float32 tensor or array of shape (256,) on cpu, not Tensor of torch.float32, shape (255,)",
-        ),
-        ({"out": torch.empty(256, dtype=torch.half)}, "not Tensor of torch.float16"),
-        ({"out": torch.empty(512)[::2]}, "not contiguous"),
-        ({"out": np.empty(256)}, "not ndarray of float64"),
-        ({"out": np.empty(512, np.float32)[::2]}, "not contiguous"),
-        ({"out": torch.empty(256, device="meta")}, "on meta"),
-    ],
-)
+@pytest.mark.parametrize("arguments, says", [
+    ({"qtype": "Q9_K"}, "format 'Q9_K' is not known; choose one of F32"),
+    ({"qtype": "Q8_1"}, "cannot dequantize Q8_1; it supports BF16"), ({"qtype": "I8"}, "cannot dequantize I8"),
+    ({"dtype": "float64"}, "dtype 'float64' is not known; choose one of float32, float16, bfloat16"),
+    ({"dtype": torch.int8}, "dtype 'int8' is not known"),
+    ({"backend": "gpu"}, "backend 'gpu' is not known; choose one of reference, plain, cpu"),
+    ({"backend": ["cpu"]}, "backend ['cpu'] is not known"),
+    ({"data": np.zeros(145, np.uint8)}, "a row of 145 bytes is not a whole number of blocks of 144 bytes"),
+    ({"data": np.zeros(144, np.int8)}, "uint8 array or tensor of at least one axis, not ndarray of int8, shape (144,)"),
+    ({"data": b"\0" * 144}, "not bytes"), ({"data": np.uint8(3)}, "at least one axis"),
+    ({"data": torch.empty(144, dtype=torch.uint8, device="meta")}, "blocks on meta, but the backend works on cpu"),
+    ({"out": torch.empty(255)}, "float32 tensor or array of shape (256,) on cpu, not Tensor of torch.float32, shape (255,)"),
+    ({"out": torch.empty(256, dtype=torch.half)}, "not Tensor of torch.float16"),
+    ({"out": torch.empty(512)[::2]}, "not contiguous"), ({"out": np.empty(256)}, "not ndarray of float64"),
+    ({"out": np.empty(512, np.float32)[::2]}, "not contiguous"), ({"out": torch.empty(256, device="meta")}, "on meta"),
+])  # fmt: skip
 @pytest.mark.parametrize("backend", ["cpu", "plain", "reference"])
 def test_errors_say_what_was_wrong(arguments, says, backend):
     with pytest.raises(QuantError) as error:

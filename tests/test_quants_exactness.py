@@ -110,14 +110,10 @@ def test_command_fails_when_something_differs(one_step_off, model):
     assert done.exit_code == 1 and "1 ulp" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        (["--tier", "avx9"], "cannot run the SIMD tier 'avx9'"),
-        (["--backend", "gpu"], "backend 'gpu' is not known"),
-        (["none.gguf"], "none.gguf"),
-    ],
-)
+@pytest.mark.parametrize("arguments, says", [
+    (["--tier", "avx9"], "cannot run the SIMD tier 'avx9'"), (["--backend", "gpu"], "backend 'gpu' is not known"),
+    (["none.gguf"], "none.gguf"),
+])  # fmt: skip
 def test_command_errors(arguments, says):
     done = CliRunner().invoke(main, ["exactness", *arguments])
     assert done.exit_code == 2 and says in done.output and "Traceback" not in done.output

@@ -160,14 +160,10 @@ def test_two_definitions_of_one_name_are_two_formats(monkeypatch):
         assert torch.equal(kit.dequantize(blocks, "Twin"), torch.from_numpy(d * (blocks[:, 2:] - np.float32(less))))
 
 
-@pytest.mark.parametrize(
-    "codes, group, says",
-    [
-        (numbers("qs 16x4"), 64, "Odd: 64 integers do not fit Plane.*qs"),
-        (numbers("qs[1:] 16x2"), 64, "do not fit"),
-        (numbers("qs 16x2"), 16, "one scale a block, but groups of 16"),
-    ],
-)
+@pytest.mark.parametrize("codes, group, says", [
+    (numbers("qs 16x4"), 64, "Odd: 64 integers do not fit Plane.*qs"), (numbers("qs[1:] 16x2"), 64, "do not fit"),
+    (numbers("qs 16x2"), 16, "one scale a block, but groups of 16"),
+])  # fmt: skip
 def test_a_row_that_cannot_be_right_is_an_error(codes, group, says):
     with pytest.raises(ValueError, match=says):
         row("Odd", 94, 64, "d <f2, qs 16u1", codes, scales(group))

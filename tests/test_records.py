@@ -94,19 +94,14 @@ def test_a_figure_has_all_its_labels_after_its_thumbnail(tmp_path):
 ROW = "- {id: a, report: '001', claim: c, reported: r, notebook: n}\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("a: [", "not YAML"),
-        ("[" * 5000, "not YAML"),
-        ("id: a", "expected a list of claims"),
-        ("- a", "expected a list of claims"),
-        ("- {id: a, before: fast}", "claim 1: wrong or unknown: 'before'; missing: report, claim, reported, notebook"),
-        (ROW + ROW, "claim 2: the id 'a' is already used"),
-        (ROW.replace("}", ", ratio: [5]}"), "claim 1: wrong or unknown: 'ratio'"),
-        (ROW.replace("}", ", parts: [{unit: s}]}"), "claim 1: wrong or unknown: 'parts'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("a: [", "not YAML"), ("[" * 5000, "not YAML"), ("id: a", "expected a list of claims"),
+    ("- a", "expected a list of claims"),
+    ("- {id: a, before: fast}", "claim 1: wrong or unknown: 'before'; missing: report, claim, reported, notebook"),
+    (ROW + ROW, "claim 2: the id 'a' is already used"),
+    (ROW.replace("}", ", ratio: [5]}"), "claim 1: wrong or unknown: 'ratio'"),
+    (ROW.replace("}", ", parts: [{unit: s}]}"), "claim 1: wrong or unknown: 'parts'"),
+])  # fmt: skip
 def test_a_wrong_file_of_claims_is_one_error_that_names_the_row(tmp_path, text, says):
     path = tmp_path / "claims.yaml"
     path.write_text(text)

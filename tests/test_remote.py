@@ -146,14 +146,9 @@ def test_a_fault_of_a_server_is_one_line(serve, fault):
         assert ran.exit_code == 2 and ran.stderr.count("\n") == 1 and re.search(message, ran.stderr), ran.stderr
 
 
-@pytest.mark.parametrize(
-    "url, message",
-    [
-        ("http://127.0.0.1:1/m.gguf", "cannot be reached"),
-        ("http://[/m.gguf", "Invalid|invalid"),
-        ("http:///m.gguf", "m.gguf: "),
-    ],
-)
+@pytest.mark.parametrize("url, message", [
+    ("http://127.0.0.1:1/m.gguf", "cannot be reached"), ("http://[/m.gguf", "Invalid|invalid"), ("http:///m.gguf", "m.gguf: "),
+])  # fmt: skip
 def test_what_is_no_server(url, message):
     with pytest.raises(GGUFError, match=message) as caught:
         open_header(url)
@@ -194,13 +189,9 @@ def test_a_token_goes_to_the_hub_alone(hub):
     assert server.asked[0][0].endswith("/owner/model/resolve/v2/tiny-Q4_K_M.gguf") and files.asked
 
 
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        ("hf://gated/m/a.gguf", "gated/m is gated: accept its license"),
-        ("hf://nobody/m/a.gguf", "nobody/m has no file 'a.gguf'"),
-    ],
-)
+@pytest.mark.parametrize("name, message", [
+    ("hf://gated/m/a.gguf", "gated/m is gated: accept its license"), ("hf://nobody/m/a.gguf", "nobody/m has no file 'a.gguf'"),
+])  # fmt: skip
 def test_what_the_hub_refuses(hub, name, message):
     with pytest.raises(GGUFError, match=message) as caught:
         open_header(name)

@@ -92,17 +92,11 @@ def test_a_model_is_made_of_a_path_a_file_or_weights(path, way, model):
         assert kit.Weights(given)["output_norm.weight"].equal(model.weights["output_norm.weight"])
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda path: kit.Weights(None),
-        lambda path: kit.Transformer(3),
-        lambda path: kit.Transformer({"token_embd.weight": 1}),
-        lambda path: kit.generate(kit.open(path), "a"),
-        lambda path: kit.generate(str(path), "a"),
-        lambda path: kit.generate(kit.Weights(path), "a"),
-    ],
-)
+@pytest.mark.parametrize("call", [
+    lambda path: kit.Weights(None), lambda path: kit.Transformer(3), lambda path: kit.Transformer({"token_embd.weight": 1}),
+    lambda path: kit.generate(kit.open(path), "a"), lambda path: kit.generate(str(path), "a"),
+    lambda path: kit.generate(kit.Weights(path), "a"),
+])  # fmt: skip
 def test_what_is_no_model_says_what_to_write(path, call):
     with pytest.raises(KitError, match=r"give (its path or )?kit\.(open|Transformer)\(path\), not a \w+$"):
         call(path)

@@ -93,35 +93,30 @@ def test_a_grid_is_the_product_of_its_axes(grid_of):
     assert len({cell.key for cell in grid}) == len({cell.name for cell in grid}) == len(grid)
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("notebooks: [fast]\nmodles: []\ncolor: red", "unknown keys: color, modles; choose from profile, notebooks"),
-        ("profile: smoke", "notebooks: name at least one"),
-        ("notebooks: [fast]\nprofile: huge", "no profile 'huge'"),
-        ("notebooks: [nothing]", "notebooks: nothing: no such notebook"),
-        ("notebooks: [decode]\npolicies: [Foo]", "policy: there is no 'Foo'; choose one of NoCache"),
-        ("notebooks: [decode]\ncapacities: [50%, abc]", "capacity: 'abc' is neither a size"),
-        ("notebooks: [decode]\ncapacities: ['4']", "capacity: '4' is neither a size"),
-        ("notebooks: [decode]\nparameters: {dtype: float8}", "dtype 'float8' is not known"),
-        ("notebooks: [02]", "a number needs quotes"),
-        ("notebooks: [fast]\nparameters: {color: [1]}", "parameter 'color'; they have deep, model"),
-        ("notebooks: [fast]\ncapacities: [1GiB]", "parameter 'capacity'"),
-        ("notebooks: [fast]\nparameters: {samples: [1.5]}", "samples: 1.5 is a float"),
-        ("notebooks: [fast]\nparameters: {policy: [no]}", "policy: False is a bool"),
-        ("notebooks: [fast]\nparameters: {share: [.inf]}", "not a finite float"),
-        ("notebooks: [fast]\nparameters: {profile: [quick]}", "profile is set with its own key"),
-        ("notebooks: [fast]\npolicies: [LRU]\nparameters: {policy: [SIEVE]}", "policy is given twice"),
-        ("notebooks: [fast]\nparameters: {seed: []}", "seed has no value"),
-        ("notebooks: [fast]\nparameters: 3", "parameters: expected `name: values` lines"),
-        ("notebooks: [fast]\nquantizations: [Q9]", "quantization 'Q9' is not known; choose one of F32"),
-        ("notebooks: [fast]\nmodels: [gpt]", "gpt: is not a file and not one of granite"),
-        ("notebooks: [fast]\nprofile: [smoke]", "profile: ['smoke'] is not a text"),
-        ("notebooks: [fast]\nmodels: [~nobody-by-this-name]", "is not a file and not one of"),
-        ("- a\n- b", "expected `key: value` lines with the keys"),
-        ("notebooks: [", "not YAML"),
-    ],
-)
+@pytest.mark.parametrize(("text", "names"), [
+    ("notebooks: [fast]\nmodles: []\ncolor: red", "unknown keys: color, modles; choose from profile, notebooks"),
+    ("profile: smoke", "notebooks: name at least one"), ("notebooks: [fast]\nprofile: huge", "no profile 'huge'"),
+    ("notebooks: [nothing]", "notebooks: nothing: no such notebook"),
+    ("notebooks: [decode]\npolicies: [Foo]", "policy: there is no 'Foo'; choose one of NoCache"),
+    ("notebooks: [decode]\ncapacities: [50%, abc]", "capacity: 'abc' is neither a size"),
+    ("notebooks: [decode]\ncapacities: ['4']", "capacity: '4' is neither a size"),
+    ("notebooks: [decode]\nparameters: {dtype: float8}", "dtype 'float8' is not known"),
+    ("notebooks: [02]", "a number needs quotes"),
+    ("notebooks: [fast]\nparameters: {color: [1]}", "parameter 'color'; they have deep, model"),
+    ("notebooks: [fast]\ncapacities: [1GiB]", "parameter 'capacity'"),
+    ("notebooks: [fast]\nparameters: {samples: [1.5]}", "samples: 1.5 is a float"),
+    ("notebooks: [fast]\nparameters: {policy: [no]}", "policy: False is a bool"),
+    ("notebooks: [fast]\nparameters: {share: [.inf]}", "not a finite float"),
+    ("notebooks: [fast]\nparameters: {profile: [quick]}", "profile is set with its own key"),
+    ("notebooks: [fast]\npolicies: [LRU]\nparameters: {policy: [SIEVE]}", "policy is given twice"),
+    ("notebooks: [fast]\nparameters: {seed: []}", "seed has no value"),
+    ("notebooks: [fast]\nparameters: 3", "parameters: expected `name: values` lines"),
+    ("notebooks: [fast]\nquantizations: [Q9]", "quantization 'Q9' is not known; choose one of F32"),
+    ("notebooks: [fast]\nmodels: [gpt]", "gpt: is not a file and not one of granite"),
+    ("notebooks: [fast]\nprofile: [smoke]", "profile: ['smoke'] is not a text"),
+    ("notebooks: [fast]\nmodels: [~nobody-by-this-name]", "is not a file and not one of"),
+    ("- a\n- b", "expected `key: value` lines with the keys"), ("notebooks: [", "not YAML"),
+])  # fmt: skip
 def test_a_wrong_spec_is_one_clear_error(grid_of, text, names):
     with pytest.raises(ReportError) as error:
         grid_of(text)

@@ -103,13 +103,10 @@ def leftovers(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize(
-    "failure, raised, message",
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), GGUFError, r"m\.gguf: cannot be written: No space left"),
-        (KeyboardInterrupt("stop"), KeyboardInterrupt, "stop"),
-    ],
-)
+@pytest.mark.parametrize("failure, raised, message", [
+    (OSError(errno.ENOSPC, "No space left on device"), GGUFError, r"m\.gguf: cannot be written: No space left"),
+    (KeyboardInterrupt("stop"), KeyboardInterrupt, "stop"),
+])  # fmt: skip
 def test_a_failure_leaves_nothing_half_written(tmp_path, monkeypatch, failure, raised, message):
     (tmp_path / "m.gguf").write_bytes(b"as it was")
 

@@ -171,17 +171,14 @@ def edited(path, **keys):
     return SimpleNamespace(path=file.path, metadata=kept)
 
 
-@pytest.mark.parametrize(
-    "keys,message",
-    [
-        ({"model": "plamo2"}, r"tokenizer 'plamo2' is not supported; kit supports llama, gpt2"),
-        ({"model": None}, "the file has no tokenizer; give the prompt as token ids"),
-        ({"tokens": None}, "the file has no tokenizer; give the prompt as token ids"),
-        ({"pre": "novel"}, r"pre-tokenizer 'novel' is not supported; kit supports default.*llama-bpe"),
-        ({"merges": None}, "'tokenizer.ggml.merges' is missing: it should be a list of texts"),
-        ({"bos_token_id": None}, "asks for a bos token but does not name one"),
-    ],
-)
+@pytest.mark.parametrize("keys,message", [
+    ({"model": "plamo2"}, r"tokenizer 'plamo2' is not supported; kit supports llama, gpt2"),
+    ({"model": None}, "the file has no tokenizer; give the prompt as token ids"),
+    ({"tokens": None}, "the file has no tokenizer; give the prompt as token ids"),
+    ({"pre": "novel"}, r"pre-tokenizer 'novel' is not supported; kit supports default.*llama-bpe"),
+    ({"merges": None}, "'tokenizer.ggml.merges' is missing: it should be a list of texts"),
+    ({"bos_token_id": None}, "asks for a bos token but does not name one"),
+])  # fmt: skip
 def test_an_unusable_tokenizer(folder, keys, message):
     with pytest.raises(TokenizerError, match=message):
         tokenizer_of(edited(byte_pair_file(folder / "e.gguf", "llama-bpe"), **keys))

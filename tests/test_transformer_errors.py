@@ -109,19 +109,14 @@ def test_a_missing_key(source, tmp_path, key):
         changed(source, tmp_path, lambda metadata, tensors: metadata.pop(f"llama.{key}"))
 
 
-@pytest.mark.parametrize(
-    "key,value,message",
-    [
-        ("attention.head_count_kv", 3, "4 heads, 3 KV heads"),
-        ("attention.head_count", 0, "should be a count from 1 to"),
-        ("block_count", "two", "should be a count"),
-        ("rope.dimension_count", 66, "RoPE over 66 elements"),
-        ("rope.scaling.type", "short", "should be one of none, linear, yarn, longrope, it is 'short'"),
-        ("attention.value_length", 32, "should be 64, the size of a key, it is 32"),
-        ("attention.head_count_kv", [2, 4], r"'blk.1.attn_k.weight' has shape \(128, 256\); expected \(256, 256\)"),
-        ("attention.head_count_kv", [2.5, 4], "should be a list of 2 whole numbers"),
-    ],
-)
+@pytest.mark.parametrize("key,value,message", [
+    ("attention.head_count_kv", 3, "4 heads, 3 KV heads"), ("attention.head_count", 0, "should be a count from 1 to"),
+    ("block_count", "two", "should be a count"), ("rope.dimension_count", 66, "RoPE over 66 elements"),
+    ("rope.scaling.type", "short", "should be one of none, linear, yarn, longrope, it is 'short'"),
+    ("attention.value_length", 32, "should be 64, the size of a key, it is 32"),
+    ("attention.head_count_kv", [2, 4], r"'blk.1.attn_k.weight' has shape \(128, 256\); expected \(256, 256\)"),
+    ("attention.head_count_kv", [2.5, 4], "should be a list of 2 whole numbers"),
+])  # fmt: skip
 def test_a_senseless_key(source, tmp_path, key, value, message):
     with pytest.raises(ModelError, match=message):
         changed(source, tmp_path, lambda metadata, tensors: metadata.update({f"llama.{key}": value}))
