@@ -118,6 +118,17 @@ def rewrite(source: Path, target: Path, change) -> Path:
     return writer.write(target, metadata, specs, tensors.values())
 
 
+def shared_expert(metadata, tensors):
+    """A change of granitemoe: an expert that every token passes, with a bias, and biases of the output projection."""
+    random = np.random.default_rng(1)
+    metadata["granitemoe.expert_shared_feed_forward_length"] = 64
+    for layer in range(2):
+        for part, shape in (("gate", (64, 256)), ("up", (64, 256)), ("down", (256, 64))):
+            tensors[f"blk.{layer}.ffn_{part}_shexp.weight"] = random.normal(0, 0.05, shape).astype(np.float32)
+        for name in ("ffn_down_shexp", "attn_output"):
+            tensors[f"blk.{layer}.{name}.bias"] = random.normal(0, 0.5, 256).astype(np.float32)
+
+
 def plain(path: Path) -> tuple[dict, dict]:
     """(metadata, tensors as float64) of a file, for the reference."""
     file = kit.open(path)

@@ -3,14 +3,13 @@
 import ast
 import math
 import types
-from types import SimpleNamespace
 
 import nbformat
 import numpy as np
 import pytest
 
 import kit
-from kit.lab.measuring import kept, measure, state
+from kit.lab.measuring import kept, measure
 from kit.lab.measuring.state import State
 from kit.system.paths import notebooks_folder
 
@@ -96,19 +95,6 @@ def test_rounds_of_several_ways_pair_round_by_round():
     ways = {name: (lambda s=seconds: s * (1 + len(world.log))) for name, seconds in (("x", 1.0), ("y", 2.0), ("z", 4.0))}
     found = measure.rounds(ways, 3, 0, **world.given())
     assert list(found.seconds) == ["x", "y", "z"] and set(found.ratios("z", "x")) == {4.0} and found.median("y") == 2.0
-
-
-def test_a_run_that_waited_in_vain_does_not_wait_so_long_again(tmp_path, monkeypatch):
-    """Each notebook of a run on a machine that is never idle had waited for all of its patience."""
-    waited = []
-    monkeypatch.setenv("KIT_PATIENCE", "20")
-    monkeypatch.setattr(state, "settle", lambda patience: waited.append(patience) or "other processes use 2 cores")
-    for number in range(2):
-        lab = kit.Session(f"0{number}_some", "smoke", out=str(tmp_path / "run"))
-        monkeypatch.setattr(lab, "machine", SimpleNamespace(id="here"))
-        lab.record(quantity="some", unit="s", samples=[1.0])
-    kit.Session("02_some", "smoke", out=str(tmp_path / "another"))
-    assert waited == [20, 2, 20]
 
 
 @pytest.mark.parametrize("ratios, edges, right", [

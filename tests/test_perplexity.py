@@ -23,7 +23,6 @@ from kit.cpu import linear
 from kit.errors import ModelError
 from kit.lab.commands.cli import main
 from kit.lab.compressor import compress
-from kit.lab.measuring import measurements
 from kit.lab.measuring.intervals import error_of_mean
 from kit.lab.predicting import divergence, perplexity, quality
 from kit.lab.predicting.losses import format_kl
@@ -419,14 +418,6 @@ def test_quality_is_measured_once(path, cached, monkeypatch):
     monkeypatch.setattr(quality, "_CODE", quality._CODE[:-1])
     with kit.open(path) as file, pytest.raises(TypeError):  # as if the code had changed
         quality.quality(file, ["float16 KV"], tokens=8)
-
-
-def test_damaged_rows_of_quality_are_measured_again(path, cached):
-    with kit.open(path) as file:
-        first = quality.quality(file, ["float16 KV"], tokens=8)
-        store = measurements.shared().path
-        store.write_bytes(store.read_bytes()[: -len("half a row")])
-        assert quality.quality(file, ["float16 KV"], tokens=8).equals(first)
 
 
 def test_every_way_has_a_precision():

@@ -40,7 +40,7 @@ def test_logits_are_those_of_the_mapped_file_whatever_is_held(path, share, linea
             assert torch.equal(ours.step(tokens, mine), theirs.step(tokens, right))
         held = {name: blocks.nbytes for name, blocks in weights.held.items() if len(file.tensors[name].shape) > 1}
         assert sum(held.values()) <= room
-        assert "read at every use" in ours.unplanned
+        assert "every use" in ours.unplanned
         read = [span.tensor for span in weights.trace.spans if span.what == "read" and "norm" not in span.tensor]
         matrices = {span.tensor for span in weights.trace.spans if span.what == "linear"}
         assert sorted(read) == sorted(name for name in matrices if name.partition("[")[0] not in held)
@@ -60,11 +60,8 @@ def test_nothing_is_read_of_a_file_that_became_shorter(path, tmp_path):
 
 def test_a_system_without_a_way_past_the_page_cache_is_one_clear_error(tmp_path, monkeypatch):
     path = synthesize(tmp_path / "tiny.gguf", "tiny-granite")
-
-    def refuse(path, flags):
-        raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr("kit.model.pinned.open_past", lambda path: refuse(path, 0))
+    refuse = lambda path: (_ for _ in ()).throw(OSError(22, "Invalid argument"))  # noqa: E731
+    monkeypatch.setattr("kit.model.pinned.open_past", refuse)
     with kit.open(path) as file, pytest.raises(GGUFError, match=r"direct reads .past the page cache. fail: Invalid argument"):
         PinnedBlocks(file, 0)
 
@@ -77,9 +74,3 @@ def test_generate_holds_blocks(path, linear):
     assert values[0]["tokens"] == values[1]["tokens"]
     assert [value["cache"] for value in values] == ["straight from the file", "Pinned('64KiB')"]
     assert {value["linear"] for value in values} == {linear[1] if linear else "fused"}
-
-
-@pytest.mark.parametrize("more", [["--linear", "dequantized"], ["--backend", "plain"]])
-def test_generate_holds_float32_where_it_is_asked_for(path, more):
-    args = ["generate", str(path), "--tokens", "5,6,7", "-n", "2", "--json", "--cache", "pinned:64KiB", *more]
-    assert json.loads(CliRunner().invoke(main, args).stdout)["linear"] == "dequantized"

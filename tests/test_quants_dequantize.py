@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
+import llama_cpp
 import numpy as np
 import products
 import pytest
@@ -24,10 +25,9 @@ from benchmarks.decode import V3
 from kit.cpu import dequantize as cpu
 from kit.cpu import simd, tasks
 from kit.errors import QuantError
-from kit.gguf.formats import DTYPES, FORMATS
+from kit.gguf.formats import BY_ID, DTYPES, FORMATS
 from kit.lab.exactness import random_blocks
 from kit.quants import plain
-from kit.quants.registry import BACKENDS
 
 BLOCKED = [name for name in NAMES if FORMATS[name].block_elements > 1]
 OFTEN = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32")
@@ -316,10 +316,6 @@ def test_errors_say_what_was_wrong(arguments, says, backend):
     assert says in str(error.value)
 
 
-def test_every_backend_in_the_registry_can_be_imported():
-    assert {"cpu", "reference"} <= set(BACKENDS)
-
-
 @pytest.mark.parametrize("backend", ["reference", "plain", "cpu"])
 def test_blocks_that_nobody_may_write_give_no_warning(backend):
     """Those of a mapped file: gguf-py's own weights of F32 are a view of them."""
@@ -328,3 +324,35 @@ def test_blocks_that_nobody_may_write_give_no_warning(backend):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert kit.dequantize(blocks, "F32", backend=backend).sum() == 63 * 32
+
+
+# ---- the table of formats, against gguf-py's and llama.cpp's
+
+
+def test_the_table_is_gguf_pys():
+    ours = {format.name: (format.id, format.block_elements, format.block_bytes) for format in FORMATS.values()}
+    theirs = {qtype.name: (int(qtype), *gguf.GGML_QUANT_SIZES[qtype]) for qtype in gguf.GGMLQuantizationType}
+    assert ours == theirs | {"Q2_0": (42, 64, 18)}  # which gguf-py does not have yet
+    assert {id: format.name for id, format in BY_ID.items()} == {id: name for name, (id, *_) in ours.items()}
+
+
+def test_the_table_is_llama_cpps():
+    """Names and sizes; of Q8_1, which no file holds, gguf-py says another size."""
+    for format in FORMATS.values():
+        name, *sizes = llama_cpp.format_of(format.id)
+        assert name.upper() == format.name
+        assert sizes == [format.block_elements, 36 if name == "q8_1" else format.block_bytes], name
+
+
+@pytest.mark.parametrize("name, elements, nbytes, bits", [("Q4_K", 4096, 2304, 4.5), ("Q8_0", 64, 68, 8.5)])
+def test_sizes(name, elements, nbytes, bits):
+    assert FORMATS[name].nbytes(elements) == nbytes
+    assert FORMATS[name].bits_per_weight == bits
+
+
+def test_byteswap_turns_a_big_endian_block_into_a_native_one():
+    """Q4_K from a big-endian file: only its two float16 scales change order."""
+    native = np.arange(144, dtype=np.uint8)
+    big = native.copy()
+    big[:4] = [1, 0, 3, 2]
+    assert np.array_equal(big.view(FORMATS["Q4_K"].layout).byteswap().view(np.uint8), native)

@@ -57,6 +57,7 @@ def test_the_machine_is_looked_at_again_when_a_look_is_older_than_three_seconds(
 
 
 def test_pages_after_one_that_waited_in_vain_wait_two_seconds(tmp_path, world):
+    """Each notebook of a run on a machine that is never idle had waited for all of its patience."""
     world.busy = "others"
     assert measured(begun(tmp_path / "a")).state["waited"] and world.waits[:1] == [30.0]
     begun(tmp_path / "a", "02_b")

@@ -136,9 +136,7 @@ def test_rows_of_a_batch_and_dequantized_weights_come_from_slots_too(file):
 
 
 def test_without_a_way_past_the_page_cache_it_is_read_through_it_and_the_trace_says_so(file, monkeypatch):
-    def refuse(path):
-        raise OSError(errno.EINVAL, "Invalid argument")
-
+    refuse = lambda path: (_ for _ in ()).throw(OSError(errno.EINVAL, "Invalid argument"))  # noqa: E731
     for direct in (True, False):
         monkeypatch.setattr(readers, "open_past", refuse)
         weights = held(file, 4, direct=direct)
@@ -250,9 +248,7 @@ def test_a_slot_is_not_filled_while_an_older_read_into_it_is_on_the_way(file, mo
 
 
 def test_memory_that_the_system_does_not_give_is_one_error(file, monkeypatch):
-    def refuse(nbytes):
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
+    refuse = lambda nbytes: (_ for _ in ()).throw(OSError(errno.ENOMEM, "Cannot allocate memory"))  # noqa: E731
     monkeypatch.setattr(slots, "reserve", refuse)
     with pytest.raises(CacheError, match=r"cannot allocate .* for experts \(.*Cannot allocate memory\); give less memory"):
         held(file, 5)

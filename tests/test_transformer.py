@@ -153,19 +153,7 @@ def test_every_linear_gives_the_same_logits(folder, reference, linear):
 
 def test_optional_tensors_are_used(folder, reference):
     """A bias on the output projection and an expert that every token passes change the logits as float64 says."""
-
-    def change(metadata, tensors):
-        random = np.random.default_rng(1)
-        metadata["granitemoe.expert_shared_feed_forward_length"] = 64
-        for layer in range(2):
-            for part, shape in (("gate", (64, 256)), ("up", (64, 256)), ("down", (256, 64))):
-                weights = random.normal(0, 0.05, shape).astype(np.float32)
-                tensors[f"blk.{layer}.ffn_{part}_shexp.weight"] = weights
-            tensors[f"blk.{layer}.ffn_down_shexp.bias"] = random.normal(0, 0.5, 256).astype(np.float32)
-            tensors[f"blk.{layer}.attn_output.bias"] = random.normal(0, 0.5, 256).astype(np.float32)
-
-    path = folder / "shared.gguf"
-    model_files.rewrite(model_files.write(folder, "granitemoe"), path, change)
+    path = model_files.rewrite(model_files.write(folder, "granitemoe"), folder / "shared.gguf", model_files.shared_expert)
     expected = forward(PROMPT[:12], *model_files.plain(path))
     model = kit.Transformer(kit.Weights(kit.open(path)))
     assert error(model.logits(PROMPT[:12]), expected) < 1e-5

@@ -73,9 +73,8 @@ def test_the_cache_grows_and_keeps_what_it_holds():
         for layer in range(2):
             some = rows[length : length + 50]
             keys, values = cache.append(layer, torch.arange(length, length + 50), some + layer, some - layer, length + 50)
-            assert torch.equal(keys[0], rows[: length + 50, 0] + layer) and torch.equal(
-                values[0], rows[: length + 50, 0] - layer
-            )
+            held = rows[: length + 50, 0]
+            assert torch.equal(keys[0], held + layer) and torch.equal(values[0], held - layer)
         cache.advance(50)
     assert capacities == [256] * 5 + [512] * 5 + [600] * 2 and len(set(map(id, graphs))) == 3 and len(cache.graphs) == 1
     assert cache.nbytes == 600 * cache.bytes_per_position == 600 * 2 * 2 * 4 * 4
@@ -90,10 +89,7 @@ def test_a_full_device_is_one_clear_error(monkeypatch):
     assert cache.capacity == 0, "an empty cache of granite's whole context takes nothing"
     cache.reserve(1)
     before = cache.keys
-
-    def refuse(*args, **kwargs):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+    refuse = lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))  # noqa: E731
     monkeypatch.setattr(torch.Tensor, "new_zeros", refuse)
     with pytest.raises(kit.KitError, match=r"of 512 positions in bfloat16, 80\.00 MiB more than the 40\.00 MiB in use"):
         cache.reserve(257)
@@ -126,17 +122,8 @@ def test_experts_through_a_small_device_cache(call, tmp_path):
 
 def test_an_expert_that_every_token_passes(call, tmp_path):
     """With granite's multipliers and biases, one of them on the shared expert."""
-
-    def change(metadata, tensors):
-        random = np.random.default_rng(1)
-        metadata["granitemoe.expert_shared_feed_forward_length"] = 64
-        for layer in range(2):
-            for part, shape in (("gate", (64, 256)), ("up", (64, 256)), ("down", (256, 64))):
-                tensors[f"blk.{layer}.ffn_{part}_shexp.weight"] = random.normal(0, 0.05, shape).astype(np.float32)
-            for name in ("ffn_down_shexp", "attn_output"):
-                tensors[f"blk.{layer}.{name}.bias"] = random.normal(0, 0.5, 256).astype(np.float32)
-
-    path = model_files.rewrite(model_files.write(tmp_path, "granitemoe"), tmp_path / "shared.gguf", change)
+    source = model_files.write(tmp_path, "granitemoe")
+    path = model_files.rewrite(source, tmp_path / "shared.gguf", model_files.shared_expert)
     right = kit.Transformer(kit.Weights(kit.open(path), kit.NoCache())).logits([7, 1, 7]).numpy()
     logits = call(worker.generate, path, [7, 1, 7], 1, "1 GiB")[0]
     np.testing.assert_allclose(logits, right, rtol=0, atol=2e-5 * float(right.std()))

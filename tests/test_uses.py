@@ -7,7 +7,6 @@ import cells
 import gguf
 import model_files
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -303,21 +302,6 @@ def test_kit_explain_shows_the_parts_that_the_run_before_it_recorded_and_its_own
         assert asked(store=of_pages) == 0.5 and asked() == 4.0, "what a busy run recorded is its own"
         keep_pass(of_pages, file, order, "07")
         assert asked() == 0.5
-
-
-@given(st.lists(st.tuples(st.floats(1e-3, 1.0), st.floats(0, 1e10)), min_size=1, max_size=6), st.floats(0.1, 5.0))
-def test_no_part_of_a_token_is_read_faster_than_memory_and_they_sum_to_it(parts, whole):
-    """By filling: what is at its least stays there, the others keep their ratios."""
-    recorded = pd.Series([1e-3, *(seconds for seconds, _ in parts)])
-    least = pd.Series([0.0, *(nbytes / 20e9 for _, nbytes in parts)])
-    found = tables._scaled(recorded, least, whole)
-    assert found.sum() == pytest.approx(whole)
-    if least.sum() < whole:
-        assert (found >= least * (1 - 1e-9)).all()
-        ratios = (found / recorded)[found > least * (1 + 1e-9)]
-        assert ratios.max() <= ratios.min() * (1 + 1e-9) and (found / recorded).max() >= ratios.max()
-    else:
-        assert (found / recorded).max() == pytest.approx((found / recorded).min())
 
 
 def test_the_parts_of_a_token_are_one_on_page_09_and_in_kit_explain(tmp_path, monkeypatch, invented_machine):
