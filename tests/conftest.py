@@ -34,6 +34,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a background job; te
 # other workers need, three quarters of a test's CPU time. Programs of users get the environment without it.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ |= {"OMP_WAIT_POLICY": "passive", "KIT_TUNED": "OMP_WAIT_POLICY"}
+# So would those of numpy's products, which are references of tests: one thread, in this process alone.
+with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("OPENBLAS_NUM_THREADS", os.environ.get("OPENBLAS_NUM_THREADS", "1"))
+    import numpy  # noqa: F401
 os.environ["KIT_PATIENCE"] = "0"  # the other half of the tests keeps the machine busy
 
 

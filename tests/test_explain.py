@@ -1,6 +1,7 @@
 """Explain: access orders, costs and predictions of a file that runs and one that does not; the command in all its forms."""
 
 import contextlib
+import itertools
 import json
 import re
 import shlex
@@ -23,7 +24,7 @@ from test_gguf_reader import assemble
 
 import kit
 from kit.lab.commands import cli
-from kit.lab.explaining import answer, sentences, tables
+from kit.lab.explaining import answer, quants, sentences, tables
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.lines import MOST
 from kit.lab.explaining.measured_ways import measure
@@ -194,7 +195,8 @@ def test_every_printed_command_runs_as_printed(folder, tmp_path_factory, monkeyp
     """With a path that a shell would split, within the memory that was given."""
     monkeypatch.setattr("kit.lab.measuring.machine.probe", lambda leave_out: MACHINE)
     monkeypatch.setattr("kit.model.budget.process_bytes", process_bytes)  # not pytest's
-    monkeypatch.setattr("kit.model.budget.added_by_slots", lambda file: 0)  # whatever has run on this machine
+    for where in ("budget", "footprint"):  # whatever has run on this machine
+        monkeypatch.setattr(f"kit.model.{where}.added_by_slots", lambda file: 0)
     path = model_files.write(tmp_path_factory.mktemp("it's a folder"), model, "Q4_K_M")
     options = []
     if short:
@@ -207,6 +209,9 @@ def test_every_printed_command_runs_as_printed(folder, tmp_path_factory, monkeyp
     assert commands and all(str(path) in command for command in commands)
     assert not short or (options[1].removesuffix("B") in shlex.join(commands[0]))
     assert way in told.stdout
+    if short:  # six processes for each command of quants: those of what fits are real
+        invented = lambda paths, value: dict.fromkeys(itertools.product(paths, quants.WAYS), value)  # noqa: E731
+        monkeypatch.setattr(quants, "_speeds", lambda paths, *_: (invented(paths, [1.0]), invented(paths, 1), 9.0, 0.0))
     few = {"generate": ["-n", "2"], "quants": ["--tokens", "20", "--rounds", "1"]}
     for command in commands:
         ran = CliRunner().invoke(cli.main, command + few.get(command[0], []))
