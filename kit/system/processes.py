@@ -25,7 +25,7 @@ class Thread(NamedTuple):
 
 class Map(NamedTuple):
     """Bytes of a map of a process: resident ones, those by pages of 2 MiB, those in swap, those that no file backs. ``path``:
-    of its file, "" of none; ``deleted``: whether that file is no more."""
+    of its file, "" of none; ``deleted``: whether that file is no more; ``start``: its address."""
 
     path: str
     size: int
@@ -34,6 +34,7 @@ class Map(NamedTuple):
     swapped: int
     own: int
     deleted: bool
+    start: int = 0
 
 
 class Work(NamedTuple):
@@ -77,9 +78,9 @@ def _stat(place: str) -> list[str]:
     return text_of(f"/proc/{place}/stat").rpartition(")")[2].split()
 
 
-def maps(process: int) -> Iterator[Map]:
+def maps(process: int | str) -> Iterator[Map]:
     """The maps of a process; none where they are not told, as of another user's process."""
-    path, sizes = None, {}
+    path, start, sizes = None, 0, {}
     for line in [*text_of(f"/proc/{process}/smaps").splitlines(), "0-0 end"]:
         name, _, rest = line.partition(" ")
         if name.endswith(":"):
@@ -90,8 +91,9 @@ def maps(process: int) -> Iterator[Map]:
             large = sizes.get("FilePmdMapped:", 0) + sizes.get("AnonHugePages:", 0) + sizes.get("ShmemPmdMapped:", 0)
             numbers = (sizes.get(f"{each}:", 0) for each in ("Swap", "Anonymous"))
             gone = path.endswith(" (deleted)")
-            yield Map(path.removesuffix(" (deleted)"), sizes.get("Size:", 0), sizes.get("Rss:", 0), large, *numbers, gone)
-        path, sizes = " ".join(line.split(maxsplit=5)[5:]), {}
+            path = path.removesuffix(" (deleted)")
+            yield Map(path, sizes.get("Size:", 0), sizes.get("Rss:", 0), large, *numbers, gone, start)
+        path, start, sizes = " ".join(line.split(maxsplit=5)[5:]), int(name.partition("-")[0], 16), {}
 
 
 def mapping(path: str) -> list[int]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-from kit.system import groups
+from kit.system import groups, processes
 from kit.system.groups import text_of
 from kit.units import parse_bytes
 
@@ -79,14 +79,8 @@ def _sys_caches() -> int:
 
 
 def _smaps(address: int) -> tuple[int, int]:
-    sizes, inside = {}, False
-    for line in text_of("/proc/self/smaps").splitlines():
-        name, _, rest = line.partition(" ")
-        if "-" in name and not name.endswith(":"):
-            inside = int(name.partition("-")[0], 16) == address
-        elif inside and name in ("Rss:", "FilePmdMapped:", "AnonHugePages:"):
-            sizes[name] = int(rest.split()[0]) << 10
-    return sizes.get("Rss:", 0), sizes.get("FilePmdMapped:", 0) + sizes.get("AnonHugePages:", 0)
+    own = next((each for each in processes.maps("self") if each.start == address), None)
+    return (own.resident, own.large) if own else (0, 0)
 
 
 # ---- macOS: sysctl, F_NOCACHE, msync, proc_pid_rusage
