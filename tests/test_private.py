@@ -13,35 +13,30 @@ import kit
 
 PACKAGE = Path(kit.__file__).parent
 PUBLIC = {"_asdict", "_field_defaults", "_fields", "_replace", "_exit", "_getframe"}  # documented, in spite of the underscore
-# module of the kit: package, the version with which its parts were last checked, module of the part, part. Parts that only
-# an instance has are written "instance.part" and are covered by the tests of that module.
-ROWS = [
-    ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodeLibrary._get_compiled_object"),
-    ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodeLibrary._get_module_for_linking"),
-    ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodeLibrary._optimize_functions"),
-    ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "CPUCodegen._function_pass_manager"),
-    ("cpu/numba_private", "numba", "0.68.1", "numba.core.codegen", "JITCPUCodegen._library_class"),
-    ("cpu/numba_private", "numba", "0.68.1", "numba.core.compiler", "DefaultPassBuilder.define_nopython_pipeline"),
-    ("cpu/numba_private", "numba", "0.68.1", "numba.core.compiler_machinery", "PassManager._ENFORCING"),
-    ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodegen._data_layout"),
-    ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodeLibrary._codegen"),
-    ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodeLibrary._final_module"),
-    ("cpu/numba_private", "numba", "0.68.1", "", "CPUCodeLibrary._linking_libraries"),
-    ("cpu/numba_private", "numba", "0.68.1", "", "Dispatcher._cache"),
-    ("cpu/numba_private", "numba", "0.68.1", "", "FunctionCache._cache_file"),
-    ("cpu/numba_private", "numba", "0.68.1", "", "IndexDataCacheFile._source_stamp"),
-    ("hf/private", "transformers", "5.23.0", "transformers", "PreTrainedModel._move_missing_keys_from_meta_to_device"),
-    ("hf/private", "transformers", "5.23.0", "transformers", "PreTrainedModel._initialize_missing_keys"),
-    ("hf/private", "transformers", "5.23.0", "", "Parameter._is_hf_initialized"),
-    ("hf/tokenizer", "transformers", "5.23.0", "", "PreTrainedTokenizer._added_tokens_encoder"),
-    ("hf/stored", "torch", "2.13.0", "torch", "_C.DisableTorchFunctionSubclass"),
-    ("hf/stored", "torch", "2.13.0", "torch", "Tensor._make_wrapper_subclass"),
-    ("hf/stored", "torch", "2.13.0", "torch.utils", "_pytree.tree_map_only"),
-    ("hf/stored", "torch", "2.13.0", "torch", "ops.aten._to_copy"),
-    ("hf/stored", "torch", "2.13.0", "torch", "ops.aten.add.Tensor._schema"),
-    ("lab/figures", "matplotlib", "3.11.2", "", "Axes._left_title"),
-    ("lab/measuring/arithmetic", "torch", "2.13.0", "torch", "_int_mm"),
-]
+# module of the kit, package, the version with which its parts were last checked -> module of the parts -> parts. Those that
+# only an instance has are of no module and are covered by the tests of that module of the kit.
+PARTS = {
+    ("cpu/numba_private", "numba", "0.68.1"): {
+        "numba.core.codegen": "CPUCodeLibrary._get_compiled_object CPUCodeLibrary._get_module_for_linking "
+        "CPUCodeLibrary._optimize_functions CPUCodegen._function_pass_manager JITCPUCodegen._library_class",
+        "numba.core.compiler": "DefaultPassBuilder.define_nopython_pipeline",
+        "numba.core.compiler_machinery": "PassManager._ENFORCING",
+        "": "CPUCodegen._data_layout CPUCodeLibrary._codegen CPUCodeLibrary._final_module CPUCodeLibrary._linking_libraries "
+        "Dispatcher._cache FunctionCache._cache_file IndexDataCacheFile._source_stamp",
+    },
+    ("hf/private", "transformers", "5.23.0"): {
+        "transformers": "PreTrainedModel._move_missing_keys_from_meta_to_device PreTrainedModel._initialize_missing_keys",
+        "": "Parameter._is_hf_initialized",
+    },
+    ("hf/tokenizer", "transformers", "5.23.0"): {"": "PreTrainedTokenizer._added_tokens_encoder"},
+    ("hf/stored", "torch", "2.13.0"): {
+        "torch": "_C.DisableTorchFunctionSubclass Tensor._make_wrapper_subclass ops.aten._to_copy ops.aten.add.Tensor._schema",
+        "torch.utils": "_pytree.tree_map_only",
+    },
+    ("lab/figures", "matplotlib", "3.11.2"): {"": "Axes._left_title"},
+    ("lab/measuring/arithmetic", "torch", "2.13.0"): {"torch": "_int_mm"},
+}
+ROWS = [(*of, module, part) for of, modules in PARTS.items() for module, parts in modules.items() for part in parts.split()]
 
 
 def private_names(text: str) -> set[str]:

@@ -39,6 +39,16 @@ def source(tmp_path_factory):
     return synthesize(tmp_path_factory.mktemp("quants") / "source.gguf", "tiny-llama", "F32")
 
 
+ROW = {  # of kit quants --json
+    "bytes": 9, "bits": 8.5, "way": "int8", "speed": 2.0, "bound": 4.0, "samples": [2.0], "gbps": 9.0, "kl": 0.0,
+    "kl_error": 0.0, "same": 1.0, "memory": 9, "others": 0.0, "best": True,
+}  # fmt: skip
+
+
+def lab_of(folder, recorded):
+    return SimpleNamespace(out=folder, record=lambda **given: recorded.append(given), machine=MACHINE)
+
+
 @pytest.mark.parametrize("qtype", requantize.FROM_SHELF)
 def test_a_format_of_gguf_py_is_quantized_as_gguf_py_does(source, tmp_path, monkeypatch, qtype):
     monkeypatch.setattr(llama_cpp, "available", lambda: False)
@@ -83,10 +93,7 @@ def test_rows_that_do_not_divide_take_what_llama_cpp_takes(source, tmp_path):
     with kit.open(source) as file:
         odd = next(info for info in file.tensors.values() if len(info.shape) > 1)._replace(shape=(4, 96))
         assert requantize._target(odd, "Q4_K") == "Q5_0" and requantize._target(odd._replace(shape=(4, 90)), "Q4_0") == "F32"
-        for qtype, path, match in (
-            ("Q9_K", tmp_path / "a.gguf", "'Q9_K' is not known"),
-            ("Q4_0", source, "is the input itself"),
-        ):
+        for qtype, path, match in (("Q9_K", tmp_path / "a.gguf", "'Q9_K' is not known"), ("Q4_0", source, "the input itself")):
             with pytest.raises(QuantError, match=match):
                 requantize.requantize(file, qtype, path)
 
@@ -144,10 +151,8 @@ def test_what_is_no_quantization_of_the_model_is_refused(source, tmp_path):
     other = synthesize(tmp_path / "other.gguf", "tiny-qwen2")
     with pytest.raises(ModelError, match=r"other\.gguf: is not a quantization of the model in .*source\.gguf"):
         quants.study([source, other])
-    for given, says in (
-        ([source, other, "--to", "Q4_0"], "--to needs a single FILE"),
-        ([source, "--to", "Q9"], "--to Q9: no quantizer"),
-    ):
+    pair = [source, other, "--to", "Q4_0"], [source, "--to", "Q9"]
+    for given, says in zip(pair, ("--to needs a single FILE", "--to Q9: no quantizer"), strict=True):
         done = CliRunner().invoke(main, ["quants", *map(str, given)])
         assert done.exit_code == 2 and says in done.output
 
@@ -199,9 +204,8 @@ def test_the_parts_of_a_model_are_one_file_and_two_files_of_one_name_are_two(sou
 @drawn(st.lists(st.sampled_from(["x.gguf", "a/x.gguf", "b/x.gguf", "a/b/x.gguf", "b/b/x.gguf", "y.gguf"]), unique=True))
 def test_names_tell_files_apart(names):
     told = sources.distinct_names([Path(name) for name in names])
-    assert len(set(told)) == len(names) and all(
-        name.endswith(own.split("/")[-1]) for name, own in zip(names, told, strict=True)
-    )
+    assert len(set(told)) == len(names)
+    assert all(name.endswith(own.split("/")[-1]) for name, own in zip(names, told, strict=True))
 
 
 def test_a_figure_names_files_by_what_differs():
@@ -270,13 +274,11 @@ def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(sourc
     with kit.open(source) as file:
         digest, code = measurements.digest_of(file), measurements.settings()
         key = {"digest": digest, "machine": measurements.machine_id(), "settings": code, "at": "2026-01-01"}
-        row = {"file": source.name, "bytes": 9, "bits": 8.5, "way": "int8", "speed": 32.5, "bound": 3.0,
-               "samples": [32.5, 55.0, 70.0], "gbps": 9.0, "kl": 0.0, "kl_error": 0.0, "same": 1.0, "memory": 9, "others": 0.0,
-               "best": True}  # fmt: skip
+        row = ROW | {"file": source.name, "speed": 32.5, "bound": 3.0, "samples": [32.5, 55.0, 70.0]}
         reading = measurements.Reading(BLOCK_WAYS[-1].label, digest, (1 / 49, 1 / 50, 1 / 51), "s", code)
         measurements.of_run(tmp_path).add(reading)
         saved, recorded = tmp_path / "q.json", []
-        lab = SimpleNamespace(out=tmp_path, record=lambda **given: recorded.append(given), machine=MACHINE)
+        lab = lab_of(tmp_path, recorded)
         for more, speed, says in (
             (key, 50.0, ": 50 tokens per second, with "),
             (key | {"samples": [32.5, 32.4, 32.6]}, 32.5, "0.65 times"),
@@ -300,14 +302,11 @@ def test_the_files_own_rows_have_the_runs_value_or_say_that_they_are_apart(sourc
 
 def test_a_busy_table_has_no_best_row_on_a_page_either(source, tmp_path):
     """A page drew the front of speeds that another process had slowed."""
-    row = {"bytes": 9, "bits": 8.5, "way": "int8", "speed": 2.0, "bound": 4.0, "samples": [2.0], "gbps": 9.0, "kl": 0.0,
-           "kl_error": 0.0, "same": 1.0, "memory": 9, "best": False}  # fmt: skip
-    lab = SimpleNamespace(out=tmp_path, record=lambda **given: None, machine=MACHINE)
     for others, best in ((0.0, [True, True]), (1.5, [False, False])):
-        rows = [row | {"file": name, "others": others} for name in ("a.gguf", "b.gguf")]
+        rows = [ROW | {"file": name, "others": others, "best": False} for name in ("a.gguf", "b.gguf")]
         (tmp_path / "q.json").write_text(to_json({"rows": rows}))
         with kit.open(source) as file:
-            assert [*quants.of_run([tmp_path / "q.json"], lab, file)["best"]] == best
+            assert [*quants.of_run([tmp_path / "q.json"], lab_of(tmp_path, []), file)["best"]] == best
 
 
 def test_files_are_timed_in_turn_after_a_few_tokens_each_and_memory_is_read_after_every_one(monkeypatch):
@@ -372,14 +371,12 @@ def test_the_table_s_own_probe_raises_the_limit_of_the_run(source, tmp_path, mon
     monkeypatch.setattr("kit.lab.measuring.state.in_caches", lambda: False)
     here = measurements.machine_id()
     machine.keep(tmp_path, replace(MACHINE, id=here))
-    row = {"file": source.name, "bytes": 9, "bits": 8.5, "way": "int8", "speed": 2.0, "bound": 4.0, "samples": [2.0, 2.0, 2.0],
-           "gbps": 2 * MACHINE.read_gbps, "kl": 0.0, "kl_error": 0.0, "same": 1.0, "memory": 9, "others": 0.0, "best": True,
-           "digest": "", "machine": here, "settings": "", "at": ""}  # fmt: skip
+    row = ROW | {"file": source.name, "samples": [2.0] * 3, "gbps": 2 * MACHINE.read_gbps}
+    row |= {"digest": "", "machine": here, "settings": "", "at": ""}
     slower = row | {"file": "other.gguf", "gbps": MACHINE.read_gbps, "bound": 1.0, "others": 0.4}
     (tmp_path / "q.json").write_text(to_json({"rows": [row, slower]}))
-    lab = SimpleNamespace(out=tmp_path, record=lambda **given: None, machine=MACHINE)
     with kit.open(source) as file:
-        table = quants.of_run([tmp_path / "q.json"], lab, file)
+        table = quants.of_run([tmp_path / "q.json"], lab_of(tmp_path, []), file)
     assert [*table["gbps"]] == [2 * MACHINE.read_gbps] * 2 and [*table["bound"]] == [4.0, 2.0]
     assert machine.kept(tmp_path).read_gbps == 2 * MACHINE.read_gbps
     assert not [*measurements.shared()], "what a busy machine read is a limit of this run alone"
@@ -387,19 +384,14 @@ def test_the_table_s_own_probe_raises_the_limit_of_the_run(source, tmp_path, mon
 
 def test_page_07_shows_the_files_or_the_saved_answer_that_it_is_given(source, tmp_path):
     """The page's own cells, on what `kit quants --json` printed: the advice, a figure, a table. Without files they say so."""
-    rows = {"bytes": [9, 4], "bits": [8.5, 4.5], "way": ["exact", "int8"], "speed": [1.0, 2.0], "samples": [[1.0], [2.0]],
-            "bound": 3.0, "gbps": 9.0, "kl": [0.0, 0.01], "kl_error": [0.0, 1e-3], "same": 1.0,
-            "memory": 9, "others": 0.0, "best": True}  # fmt: skip
-    table = pd.DataFrame(rows, index=pd.Index(["big.gguf", "small.gguf"], name="file"))
-    (tmp_path / "q.json").write_text(to_json({"advice": "", "rows": table.reset_index().to_dict("records")}))
+    rows = [ROW | {"file": "big.gguf", "way": "exact", "speed": 1.0, "samples": [1.0], "bound": 3.0},
+            ROW | {"file": "small.gguf", "bytes": 4, "bits": 4.5, "kl": 0.01, "kl_error": 1e-3, "bound": 3.0}]  # fmt: skip
+    (tmp_path / "q.json").write_text(to_json({"advice": "", "rows": rows}))
     code = {cell.id: cell.source for cell in cells.read("07_memory_frontier").cells}
     said, drawn = [], []
     plt.close("all")
     lab, file = SimpleNamespace(say=said.append, out=tmp_path), kit.open(source)
-    for text, told in (
-        ("", "No quantizations were named"),
-        (str(tmp_path / "q.json"), "small.gguf --linear fused-int8: 2 tok"),
-    ):
+    for text, told in (("", "No quantizations were"), (str(tmp_path / "q.json"), "small.gguf --linear fused-int8: 2 tok")):
         scope = {"choice": quants, "quantized": quants.named(text), "lab": lab, "file": file, "shown": drawn.append,
             "display": lambda _: None}  # fmt: skip
         for cell in ("quants", "quants-figure"):

@@ -80,10 +80,9 @@ def test_evidence_is_what_was_seen_of_a_token():
         assert all(part in told[name] for part in parts), told[name]
     assert told["overhead"] and told["prompt"] == ""
     quiet = Seen(2.0, cores=1)
-    few = {
-        name: remedies._evidence(name, FACTS, quiet, 0) for name in ("disk", "threads", "busy", "quota", "pages", "unexplained")
-    }
-    assert ";" not in few["disk"] and "0 faults" in few["disk"] and "0 threads on 1 core waited 0%" in few["threads"]
+    names = "disk threads busy quota pages unexplained".split()
+    few = {name: remedies._evidence(name, FACTS, quiet, 0) for name in names}
+    assert ";" not in few["disk"] and "0 faults" in few["disk"] and "0 threads on 1 core" in few["threads"]
     assert "woken" not in few["threads"] and "host" not in few["busy"]
     assert "0.0 s per second" in few["quota"] and few["pages"].startswith("0%") and "not watched" in few["unexplained"]
     assert "1 thread on" in remedies._evidence("threads", FACTS, Seen(1.0, (0.1,), (0.9,)), 1)
@@ -96,11 +95,8 @@ def test_evidence_is_what_was_seen_of_a_token():
 
 
 def test_the_longest_window_is_the_evidence_of_all():
-    windows = [
-        Window(10, 0.1, Seen(1.0, read=10)),
-        Window(5, 0.1, Seen(2.0, read=5 << 20, faults=9)),
-        Window(10, 0.1, Seen(0.5)),
-    ]
+    seen = Seen(1.0, read=10), Seen(2.0, read=5 << 20, faults=9), Seen(0.5)
+    windows = [Window(count, 0.1, each) for count, each in zip((10, 5, 10), seen, strict=True)]
     rows = [{"disk": 0.04, "memory": 0.06}] * 3
     found = {cause.name: cause for cause in remedies.explained(windows, rows, FACTS, DECODE, {"memory": "told"})}
     assert found["memory"].evidence == "told" and "1.00 MiB" in found["disk"].evidence and found["disk"].flags == "--mlock"
@@ -143,9 +139,8 @@ class Running:
 
 
 def turn(first=0.5, computed=None, cached=None, fault="", ids=(), text=""):
-    return SimpleNamespace(
-        first=first, fault=fault, ids=ids, text=text, report=SimpleNamespace(computed=computed, cached=cached)
-    )
+    report = SimpleNamespace(computed=computed, cached=cached)
+    return SimpleNamespace(first=first, fault=fault, ids=ids, text=text, report=report)
 
 
 COLD = turn(2.0)
@@ -188,9 +183,8 @@ def test_ollama_counts_what_it_had_as_computed(name, cached, again):
 def test_a_turn_is_as_long_as_time_and_context_allow(more, length):
     running = Running(turn(0.5, 17), COLD, **more)
     found = second_turn.measured(running)
-    assert (found and found["positions"]) == (length and length + 8 + 16) and [each[0] for each in running.asked[:1]] == [
-        length
-    ] * bool(length)
+    assert (found and found["positions"]) == (length and length + 8 + 16)
+    assert [each[0] for each in running.asked[:1]] == [length] * bool(length)
 
 
 @pytest.mark.parametrize("running", [

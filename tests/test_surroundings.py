@@ -17,11 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 import kit
-from kit.errors import KitError, KitWarning, ModelError, ReportError
+from kit.errors import KitError, KitWarning, ModelError
 from kit.gguf import foreign, sources, stores
 from kit.lab.commands import cli, compress
 from kit.lab.explaining import peers
-from kit.lab.measuring import child, measurements, state
+from kit.lab.measuring import child, measurements
 from kit.lab.report import runner
 from kit.model.generate import Sampler
 from kit.system import paths, python
@@ -104,11 +104,9 @@ def test_a_notebook_s_process_that_ends_says_its_last_words(tmp_path):
     log = tmp_path / "log"
     log.write_bytes(b"Traceback\nModuleNotFoundError: no module named x\xff\n\n")
     ended = type("Child", (), {"timed_out": False, "process": type("Process", (), {"returncode": 1})})
-    assert runner._unexplained(ended, None, log).startswith(
-        "its process ended with exit code 1: ModuleNotFoundError: no module"
-    )
+    assert "exit code 1: ModuleNotFoundError: no module" in runner._unexplained(ended, None, log)
     log.write_text("")
-    assert runner._unexplained(ended, None, log) == "its process ended with exit code 1"
+    assert runner._unexplained(ended, None, log).endswith(" exit code 1")
 
 
 def _texts():
@@ -160,17 +158,6 @@ def test_nothing_is_one_line(llama, words):
     assert done.exit_code == 2 and " is empty: give a value, or leave it out" in done.output and "Traceback" not in done.output
 
 
-@pytest.mark.parametrize("value", ["x", "-1", "nan", "inf", "1e999"])
-def test_a_variable_that_is_no_number_is_one_line(monkeypatch, value):
-    monkeypatch.setenv("KIT_PATIENCE", value)
-    with pytest.raises(ReportError, match="KIT_PATIENCE="):
-        state.patience(3.0)
-    monkeypatch.setenv("KIT_PATIENCE", "")
-    assert state.patience(3.0) == 3.0
-    monkeypatch.setenv("KIT_PATIENCE", " 2 ")
-    assert state.patience(3.0) == 2.0
-
-
 @pytest.mark.parametrize("value", ["100000000000000000000", "1025", "-1", "9" * 5000])
 def test_too_many_threads_are_one_line(monkeypatch, value):
     monkeypatch.setenv("KIT_THREADS", value)
@@ -183,9 +170,8 @@ def test_threads_have_one_limit(llama, words):
     """`--threads` of 10^23 was taken, where the same KIT_THREADS is refused."""
     assert compress.THREADS.max == MOST_THREADS
     for threads in ("0", "1025", str(10**23)):
-        done = CliRunner().invoke(
-            cli.main, [str(llama) if word == "MODEL" else word for word in words] + ["--threads", threads]
-        )
+        given = [str(llama) if word == "MODEL" else word for word in words]
+        done = CliRunner().invoke(cli.main, [*given, "--threads", threads])
         assert done.exit_code == 2 and "1<=x<=1024" in done.stderr
 
 
@@ -307,9 +293,8 @@ def test_a_prompt_of_a_locale_without_letters_is_utf_8(llama):
     """With LC_ALL=C and no UTF-8 mode an emoji was told not to be UTF-8."""
     surroundings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = run("generate", llama, "-n", "1", "-p", "🙂é", "--json", **surroundings)
-    assert done.returncode == 0 and len(json.loads(done.stdout)["prompt"]) == len(
-        kit.Transformer(llama).tokenizer.encode("🙂é")
-    )
+    ids = kit.Transformer(llama).tokenizer.encode("🙂é")
+    assert done.returncode == 0 and len(json.loads(done.stdout)["prompt"]) == len(ids)
     done = run("generate", llama, "-n", "1", "-p", "\udcff\udcfe", **surroundings)
     assert done.returncode == 2 and b"-p: not UTF-8 at character 0" in done.stderr
 

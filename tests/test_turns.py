@@ -30,7 +30,7 @@ def test_a_series_is_the_median_of_what_is_a_speed(seconds, median, interval):
     told = found.to_json()
     assert (told["seconds"], told["tokens_per_second"]) == (median, median and 1 / median)
     assert told["tokens_received"] == 4 * sum(each is not None for each in seconds) and told["tokens_asked"] == 4 * len(seconds)
-    assert told["problems"] == ["the answer is empty"] * (None in seconds) and len(told["samples"]) == len(found.per_token)
+    assert told["problems"] == [EMPTY.problem] * (None in seconds) and len(told["samples"]) == len(found.per_token)
 
 
 def test_a_series_is_named_as_llama_bench_does_and_busy_beyond_a_quarter_of_a_core():
