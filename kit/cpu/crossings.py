@@ -28,7 +28,7 @@ from kit.units import from_json
 ROWS, FEW, TILES, FLOATS = "rows", "few", "tiles", "floats"  # kit.cpu.gemv_codes, gemv_few, gemm_codes, gemm
 _ALIKE = "alike"
 _FEW = 16  # tokens, each number of which is measured; then the numbers up to these by the last of them
-_MORE = (32, 64)
+_MORE = (32, 64, 256)
 _HEIGHT, _SHARE, _WIDTH = 128, 64, 6 * SUPERBLOCK  # of the matrices that are multiplied
 _ROUNDS, _PLACES = 5, 5  # how many, and in how many places of memory: up to 15 MB for two kernels
 
@@ -59,6 +59,8 @@ def candidates(activations: str, tokens: int, alike: bool = False) -> list[str]:
 
 @functools.cache
 def _times(name, activations, tokens, *of) -> dict[str, float]:
+    if len(names := candidates(activations, tokens, _ALIKE in of)) == 1:
+        return {names[0]: 0.0}
     key, kept = " ".join(map(str, (name, activations, tokens, *of))), _kept()
     if key not in kept:
         kept[key] = measured(FORMATS[name], activations, tokens, _ALIKE in of)

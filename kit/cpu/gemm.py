@@ -1,63 +1,44 @@
-"""Many tokens times float32 activations: strips of a few rows are dequantized to the L1 cache and multiplied there.
+"""Many tokens times float32 activations: strips of sixteen rows are dequantized to the L1 cache and multiplied there.
 
-The innermost tile is 4 rows by some tokens, whose sums stay in registers: with AVX-512's 32 registers 10 loads per 24
-multiplications, with AVX2's 16 registers of half the size 7 per 12.
+A strip lies column after column, so that a tile's sums are vectors of rows, each for a token whose numbers are read into every
+lane: of AVX2's sixteen registers twelve hold sums, and a column takes 2 loads and 6 broadcasts for 12 products. A core of a
+Zen 5 does 120 to 127 GFLOP/s so; its multiplications alone would be 132. Tiles of 4 rows by 3 tokens along the columns took 7
+loads for 12, and did 82 to 118: a vector of activations may lie in two cache lines, a number does not.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from kit.cpu import threads
 from kit.cpu.kernels import dequantize_blocks
-from kit.cpu.simd.memory import load, stack, store
-from kit.cpu.simd.registers import add_products, several_of
-from kit.cpu.simd.sums import reduce_add
-from kit.cpu.simd.vectors import Static, Vector, broadcast, f32x8, f32x16, generated, inner
+from kit.cpu.simd.memory import load, put, stack, store
+from kit.cpu.simd.registers import add_each, add_multiples, load_columns, several_of
+from kit.cpu.simd.vectors import Static, broadcast, f32x16, generated, inner
 from kit.cpu.tasks import task
 
 FEWEST = 9  # tokens for which a strip pays; a tile's must be there in any case
 FASTER = ("avx2",)  # tiers whose prompts take these products: on the others torch's of dequantized pieces are faster
-_HEIGHT, _ROWS = 4, 16  # rows of a tile, and of a strip
+_WIDTH = {"avx512": 9, "avx2": 6, "neon": 6, "plain": 3}  # tokens of a tile, whose sums fit the registers
+# Of a piece: its strips and sums stay in the second-level cache, a strip and a tile's tokens in the first.
+_ROWS, _TOKENS, _COLUMNS = 64, 522, 256
+_SUMS, _STRIP = 4 * _ROWS, 64 * _COLUMNS  # bytes of a token's sums, and of a strip
+_APART = 4 * _COLUMNS + 64  # bytes of a row before it is in columns: no power of two, so that rows share no cache set
+
+_scratch, _rows, _strips, _sums = stack(256), stack(16 * _APART), stack(_ROWS // 16 * _STRIP), stack((_TOKENS + 1) * _SUMS)
+_, _store_columns = several_of(4)
 
 
-class _Plan(NamedTuple):
-    """``kind``: the vectors of a tile; ``width``: its tokens. A piece has so many tokens and columns that its sums stay in the
-    second-level cache, and its strip with a tile's tokens in the first."""
-
-    kind: Vector
-    width: int
-    tokens: int
-    columns: int
-
-    @property
-    def stride(self) -> int:
-        """Bytes of a row of the strip: no power of two, so that rows share no cache set."""
-        return 4 * self.columns + 64
-
-    @property
-    def sums(self) -> int:
-        """Bytes of a tile's sums."""
-        return 4 * self.kind.lanes * _HEIGHT * self.width
-
-
-_LARGE = _Plan(f32x16, 6, 132, 512)
-_PLANS = {"avx512": _LARGE, "avx2": _Plan(f32x8, 3, 264, 256), "neon": _LARGE, "plain": _LARGE}
-
-
-def _tile_of(plan: _Plan):
-    """_tile(strip, x, stride, columns, sums): add the products of the strip's rows and a tile's tokens at x, over some columns,
-    to a tile's sums."""
-    counts, kind, apart = (_HEIGHT, plan.width, _HEIGHT * plan.width), plan.kind, plan.stride
-    (load_rows, _), (load_tokens, _), (load_sums, store_sums) = (several_of(count, kind) for count in counts)
-    size = 4 * kind.lanes
+def _tile_of(width: int):
+    """_tile(strip, x, stride, columns, zero, sums): add the products of a strip and ``width`` tokens at x, over some columns,
+    to the tokens' sums. Products are added up from zero first: float32 would round more of a long row's."""
+    load_tokens, store_tokens = several_of(width)
 
     @inner
-    def _tile(strip, x, stride, columns, sums):
-        total = load_sums(sums, size)
-        for column in range(0, 4 * columns, size):
-            total = add_products(total, load_rows(strip + column, apart), load_tokens(x + column, stride))
-        store_sums(sums, size, total)
+    def _tile(strip, x, stride, columns, zero, sums):
+        total = load_tokens(zero, 0)
+        for column in range(columns):
+            total = add_multiples(total, load(f32x16, strip + 64 * column), x + 4 * column, stride)
+        store_tokens(sums, _SUMS, add_each(total, load_tokens(sums, _SUMS)))
 
     return _tile
 
@@ -70,7 +51,7 @@ def _block_shape(format):
 
 
 def padded(x: torch.Tensor) -> torch.Tensor:
-    """x padded with zeros to a multiple of 16 columns, plus 16 more, so that tokens do not share cache sets.
+    """x with 16 more columns or up to 31, so that tokens do not share cache sets.
 
     numpy does this on the calling thread. torch would use threads that keep spinning on cores that the kernels need.
     """
@@ -80,41 +61,43 @@ def padded(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(wide)
 
 
+def share(rows: int) -> int:
+    """Rows per task: a piece's, or fewer if some threads would be idle."""
+    return min(_ROWS, 16 * -(-rows // (32 * threads.count())))
+
+
 @task
 def kernel(format: Static, tier: Static):
-    """The task described in kit.cpu.linear, for tokens >= FEWEST; x comes from ``padded``."""
-    float32, plan = Static("float32"), _PLANS[tier.value]
-    kind, width, most, across, stride, size = plan.kind, plan.width, plan.tokens, plan.columns, plan.stride, plan.sums
-    _scratch, _strip, _sums = stack(256), stack(_ROWS * stride), stack(_ROWS // _HEIGHT * (most // width) * size)
-    _tile, lanes = _tile_of(plan), 4 * kind.lanes
+    """The task described in kit.cpu.linear, for tokens >= FEWEST and a ``share`` of at most _ROWS; x comes from ``padded``."""
+    float32, width = Static("float32"), _WIDTH[tier.value]
+    most, _tile = _TOKENS // width * width, _tile_of(width)
 
-    def strips(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
+    def piece(task, blocks, row_bytes, rows, columns, x, y, x_stride, y_stride, tokens, share):
         weights, block = _block_shape(format)
-        scratch, strip, sums = _scratch(), _strip(), _sums()
-        for row in range(task * share, min(rows, (task + 1) * share), _ROWS):
-            height = min(_ROWS, min(rows, (task + 1) * share) - row)
-            for token in range(0, tokens, most):
-                last = min(tokens, token + most)
-                tiles = (last - token + width - 1) // width
-                for at in range(0, (height + _HEIGHT - 1) // _HEIGHT * tiles * size, lanes):
-                    store(sums + at, broadcast(kind, 0))
-                for column in range(0, columns, across):
-                    some = min(across, columns - column)
-                    for r in range(height):
-                        at = blocks + (row + r) * row_bytes + column // weights * block
-                        if some % 16:
-                            store(strip + r * stride + some // 16 * 64, broadcast(f32x16, 0))
-                        dequantize_blocks(format, float32, tier, False, at, some // weights, strip + r * stride, scratch)
-                    for t in range(tiles):
-                        first = x + min(token + width * t, tokens - width) * x_stride + 4 * column
-                        for r in range(0, height, _HEIGHT):
-                            at = sums + (r // _HEIGHT * tiles + t) * size
-                            _tile(strip + r * stride, first, x_stride, (some + 15) // 16 * 16, at)
+        scratch, apart, strips, sums = _scratch(), _rows(), _strips(), _sums()
+        row, zero = task * share, sums + _TOKENS * _SUMS
+        height = min(share, rows - row)
+        for token in range(0, tokens, most):
+            last = min(tokens, token + most)
+            for at in range(sums, zero + 64, 64):
+                store(at, broadcast(f32x16, 0))
+            for column in range(0, columns, _COLUMNS):
+                some = min(_COLUMNS, columns - column)
                 for r in range(height):
-                    at = sums + r // _HEIGHT * tiles * size + r % _HEIGHT * width * lanes
-                    for t in range(tiles * width):
-                        first = min(token + t // width * width, tokens - width) + t % width
-                        total = load(kind, at + t // width * size + t % width * lanes)
-                        store(y + first * y_stride + 4 * (row + r), reduce_add(total))
+                    at = blocks + (row + r) * row_bytes + column // weights * block
+                    dequantize_blocks(format, float32, tier, False, at, some // weights, apart + r % 16 * _APART, scratch)
+                    if r % 16 == 15 or r == height - 1:
+                        for c in range(0, some, 4):
+                            _store_columns(strips + r // 16 * _STRIP + 64 * c, 64, load_columns(apart + 4 * c, _APART))
+                for t in range(token, last, width):
+                    first = x + min(t, tokens - width) * x_stride + 4 * column
+                    for r in range(0, height, 16):
+                        at = sums + (t - token) * _SUMS + 4 * r
+                        _tile(strips + r // 16 * _STRIP, first, x_stride, some, zero, at)
+            for t in range(token, last, width):
+                for i in range(width):
+                    at = y + (min(t, tokens - width) + i) * y_stride + 4 * row
+                    for r in range(0, height, 16):
+                        put(at + 4 * r, load(f32x16, sums + (t - token + i) * _SUMS + 4 * r), height - r)
 
-    return strips
+    return piece

@@ -77,19 +77,17 @@ class Activations:
         format = _check(blocks, qtype, self.x, activations)
         (rows, row_bytes), (tokens, columns), steps = blocks.shape, self.x.shape, []
         x, share, x_stride = self.x, _share(blocks, tokens), 4 * self.x.stride(0)
-        if format.codes is not None:
-            of = format, activations, tokens, self._recorded, self._alike
-            name = ROWS if tokens == 1 else crossings.fastest(*of)
-            kernel = crossings.kernel(format, activations, name, tokens)
-            if name == FLOATS:
-                x, x_stride = self._padded()
-            else:
-                x, steps = self._quantized(crossings.layout(format, activations, name))
-            share = gemm_codes.share(rows, tokens) if name == TILES else share
-        elif tokens >= gemm.FEWEST and not self._recorded:
-            (x, x_stride), kernel = self._padded(), gemm.kernel(format, tier())
+        if format.codes is None:
+            name = FLOATS if tokens >= gemm.FEWEST and not self._recorded else ROWS
+            kernel = (gemm if name == FLOATS else gemv_values).kernel(format, tier())
         else:
-            kernel = gemv_values.kernel(format, tier())
+            name = ROWS if tokens == 1 else crossings.fastest(format, activations, tokens, self._recorded, self._alike)
+            kernel = crossings.kernel(format, activations, name, tokens)
+        if name == FLOATS:
+            (x, x_stride), share = self._padded(), gemm.share(rows)
+        elif format.codes is not None:
+            x, steps = self._quantized(crossings.layout(format, activations, name))
+            share = gemm_codes.share(rows, tokens) if name == TILES else share
         arguments = dict(x=x, x_stride=x_stride, y=y, y_stride=4 * y.stride(0), tokens=tokens)
         arguments |= dict(blocks=blocks, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
         return [*steps, (kernel, arguments, -(-rows // share))]

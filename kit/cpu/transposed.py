@@ -16,7 +16,7 @@ from kit.cpu.simd import emit
 from kit.cpu.simd.emit import I16, I32, I64, emits, every
 from kit.cpu.simd.isa import emit_half_to_float, emit_lookup
 from kit.cpu.simd.memory import load, stack, store
-from kit.cpu.simd.registers import several_of, transpose
+from kit.cpu.simd.registers import emit_columns, several_of, transpose
 from kit.cpu.simd.vectors import f32x16, generated, inner, join, pick, u8x64
 from kit.cpu.superblocks import SUPERBLOCK, codes, codes_of, scales, whole
 from kit.cpu.words import parts_of, places_of, steps_of, words_of
@@ -55,7 +55,7 @@ class _Rows:
         return self._held[place][(field.word - place[0]) // 4]
 
     def _read(self, place, stride):
-        """The four words at a place: rows n, n + 4, n + 8 and n + 12 share a vector, whose quarters are transposed by fours."""
+        """The four words at a place."""
         builder = self._builder
 
         def part(row):
@@ -63,16 +63,7 @@ class _Rows:
             at = builder.add(at, self._moved[stride])
             return builder.load(emit.pointer(builder, at, _FOUR, place), align=1)
 
-        def joined(*parts):
-            return emit.shuffle(builder, *parts, range(2 * parts[0].type.count))
-
-        def woven(a, b, lanes):
-            return emit.shuffle(builder, a, b, [quarter + lane for quarter in range(0, 16, 4) for lane in lanes])
-
-        a, b, c, d = (joined(joined(part(n), part(n + 4)), joined(part(n + 8), part(n + 12))) for n in range(4))
-        low, high = (0, 16, 1, 17), (2, 18, 3, 19)
-        halves = ((woven(a, b, lanes), woven(c, d, lanes)) for lanes in (low, high))
-        return [woven(*two, lanes) for two in halves for lanes in ((0, 1, 16, 17), (2, 3, 18, 19))]
+        return emit_columns(builder, [part(row) for row in range(16)])
 
 
 def _shifted(builder, value, left: int):

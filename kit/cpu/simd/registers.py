@@ -7,7 +7,7 @@ from numba.extending import intrinsic
 from kit.cpu.simd import emit
 from kit.cpu.simd.emit import FLOAT32, I32, emits, every
 from kit.cpu.simd.isa import emit_dot4, emit_pairs, emit_widened, most_pairs
-from kit.cpu.simd.vectors import Vector, f32x16, i32x16, u8x64
+from kit.cpu.simd.vectors import Vector, f32x4, f32x16, i32x16, u8x64
 
 _i64 = types.int64
 
@@ -200,6 +200,32 @@ def times_numbers(_, vectors, address, stride):
         return pack_array(builder, [builder.fmul(vector, _spread(builder, at)) for vector, at in pairs])
 
     return emits(vectors(vectors, _i64, _i64), code)
+
+
+def emit_columns(builder, rows):
+    """Four vectors of sixteen lanes from sixteen of four: their first lanes, their second ... Rows n, n + 4, n + 8 and n + 12
+    share a vector, whose quarters are transposed by fours."""
+
+    def joined(*parts):
+        return emit.shuffle(builder, *parts, range(2 * parts[0].type.count))
+
+    def woven(a, b, lanes):
+        return emit.shuffle(builder, a, b, [quarter + lane for quarter in range(0, 16, 4) for lane in lanes])
+
+    a, b, c, d = (joined(joined(rows[n], rows[n + 4]), joined(rows[n + 8], rows[n + 12])) for n in range(4))
+    halves = ((woven(a, b, lanes), woven(c, d, lanes)) for lanes in ((0, 16, 1, 17), (2, 18, 3, 19)))
+    return [woven(*two, lanes) for two in halves for lanes in ((0, 1, 16, 17), (2, 3, 18, 19))]
+
+
+@intrinsic
+def load_columns(_, address, stride):
+    """load_columns(address, stride): four float32 of each of sixteen rows, which lie ``stride`` bytes apart, as four f32x16."""
+
+    def code(builder, address, stride):
+        rows = (emit.strided(builder, address, stride, row) for row in range(16))
+        return pack_array(builder, emit_columns(builder, [_load(builder, f32x4.llvm, row) for row in rows]))
+
+    return emits(types.UniTuple(f32x16, 4)(_i64, _i64), code)
 
 
 @intrinsic
