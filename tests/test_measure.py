@@ -68,13 +68,6 @@ def test_more_pairs_until_the_edge_is_clear():
     assert few.pairs == 10 < many.pairs
 
 
-def test_a_budget_ends_what_cannot_be_decided():
-    world = World()
-    a, b = world.work("a", noisy(np.random.default_rng(1), 1.0)), world.work("b", noisy(np.random.default_rng(2), 1.0))
-    pair = measure.compare(a, b, 10, 0, edges=(1.0,), budget=100.0, **world.given())
-    assert not measure.decided(pair.ratios(), (1.0,)) and 100 < world.now < 130
-
-
 def test_samples_of_two_states_are_not_mixed():
     """The state changes from fast to slow: the batch in between is dropped, and the ratio is of one state."""
     world = World(FAST, FAST, SLOW)
@@ -82,12 +75,6 @@ def test_samples_of_two_states_are_not_mixed():
     pair = measure.compare(world.work("a", 1.0), world.work("b", slow), 10, 0, budget=0, **world.given())
     assert pair.state == SLOW and len(pair.ratios()) == 10 and pair.left_out == 10
     assert set(pair.ratios()) == {2.0}
-
-
-def test_a_machine_that_never_rests_gives_no_state():
-    world = World(*[FAST, SLOW] * 20)
-    pair = measure.compare(world.work("a", 1.0), world.work("b", 2.0), 10, 0, budget=0, **world.given())
-    assert pair.state is None and len(pair.ratios()) == 30
 
 
 def test_rounds_of_several_ways_pair_round_by_round():

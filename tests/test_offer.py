@@ -23,15 +23,13 @@ def model(tmp_path, monkeypatch):
     return kit.open(model_files.write(tmp_path, "tiny-llama"))
 
 
-def measured(monkeypatch, file, rows, exact=0.05, rounded=0.04, others=0.0):
+def measured(monkeypatch, file, rows, exact=0.05, rounded=0.04, others=0.0, **more):
     """Qualities and speeds as explain and page 07 keep them, whose processes set torch's variables, as commands do."""
     kit.tune_torch()
     monkeypatch.setattr(quality, "kept", lambda file: rows)
     for way, seconds in ((BLOCKS, exact), (BLOCK_WAYS[1], 0.045), (BLOCK_WAYS[-1], rounded)):
-        row = measurements.Reading(
-            way.label, measurements.digest_of(file), (seconds,) * 3, "s", measurements.settings(), others
-        )
-        measurements.shared().add(row)
+        key = way.label, measurements.digest_of(file), (seconds,) * 3, "s", measurements.settings(), others
+        measurements.shared().add(measurements.Reading(*key, **more))
 
 
 BOTH = {"int8 activations": KL, "llama.cpp, mmap 0.3": KL | {"kl": 0.0177}}
@@ -53,15 +51,10 @@ def test_it_is_said_with_its_measurements(model, monkeypatch):
 @pytest.mark.parametrize("rows, times", [
     ({}, {}), ({"int8 activations": KL}, {}), ({"llama.cpp, mmap 0.3": KL}, {}),
     (BOTH | {"int8 activations": KL | {"kl": 0.03}}, {}), (BOTH, {"rounded": 0.049}), (BOTH, {"others": 1.0}),
-], ids=["nothing measured", "no peer", "no int8", "loses more", "gains nothing", "on a busy machine"])  # fmt: skip
+    (BOTH, {"machine": "another"}),
+], ids=["nothing measured", "no peer", "no int8", "loses more", "gains nothing", "on a busy machine", "elsewhere"])  # fmt: skip
 def test_it_is_not_said(model, monkeypatch, rows, times):
     measured(monkeypatch, model, rows, **times)
-    assert offer.faster(model) == ""
-
-
-def test_no_speed_is_known_on_another_machine(model, monkeypatch):
-    measured(monkeypatch, model, BOTH)
-    monkeypatch.setattr(measurements, "machine_id", lambda: "another")
     assert offer.faster(model) == ""
 
 

@@ -98,14 +98,15 @@ def test_weights_by_how_they_are_held(monkeypatch):
     uses = [Use("a", 100, 100), Use("b_exps", 400, 400, 2, 8)]
     file = SimpleNamespace(tensors={use.name: SimpleNamespace(elements=use.elements, nbytes=use.nbytes) for use in uses})
     monkeypatch.setattr(tables, "memory_limit", lambda: 1000)
-    found = tables.held(file, uses)
+    monkeypatch.setattr(tables, "uses_of", lambda file: uses)
+    found = tables.held(file)
     assert found["bytes of a token"].to_dict() == {"float32": 800, "float16, bfloat16": 400, "int8": 200,
         tables.HELD_BLOCKS: 200}  # fmt: skip
     assert found["size"].to_dict() == {"float32": 2000, "float16, bfloat16": 1000, "int8": 500, tables.HELD_BLOCKS: 500}
     assert found["bits of a weight"].to_dict() == {"float32": 32, "float16, bfloat16": 16, "int8": 8, tables.HELD_BLOCKS: 8}
     assert found["fits in memory"].to_dict() == {"float32": "no", "float16, bfloat16": "no", "int8": "yes",
         tables.HELD_BLOCKS: "yes"}  # fmt: skip
-    bounds = tables.token_bounds(file, MACHINE, uses)
+    bounds = tables.token_bounds(file, MACHINE)
     assert bounds["least seconds per token"]["float32"] == 800 / 20e9 and bounds["most tokens per second"]["int8"] == 20e9 / 200
 
 

@@ -1,7 +1,5 @@
 """What objects say of themselves, and what the constructors take."""
 
-import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
@@ -100,8 +98,3 @@ def test_a_model_is_made_of_a_path_a_file_or_weights(path, way, model):
 def test_what_is_no_model_says_what_to_write(path, call):
     with pytest.raises(KitError, match=r"give (its path or )?kit\.(open|Transformer)\(path\), not a \w+$"):
         call(path)
-
-
-def test_python_m_kit_is_the_command():
-    run = subprocess.run([sys.executable, "-m", "kit", "--version"], capture_output=True, text=True)
-    assert (run.returncode, run.stdout) == (0, f"kit, version {kit.__version__}\n")

@@ -18,7 +18,7 @@ from kit.cache.traces import repeated
 from kit.gguf import cut, writer
 from kit.gguf.reader import TensorInfo
 from kit.gguf.uses import assumed, bytes_used, uses_of
-from kit.lab.explaining import answer, sentences, tables
+from kit.lab.explaining import answer, sentences
 from kit.lab.explaining import study as studies
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.measured_ways import measure_apart
@@ -197,13 +197,6 @@ def test_a_mixture_that_does_not_fit_is_sent_to_kit_experts(folder, monkeypatch,
 
 def test_the_reports_model_reads_all_of_its_weights():
     assert reported.float32_bytes() == 4 * reported.elements() and f"{reported.float32_bytes() / 2**30:.2f}" == "30.44"
-
-
-def test_the_roofline_of_a_mixture_counts_active_experts(tmp_path):
-    with kit.open(mixture(tmp_path)) as file:
-        found = tables.token_bounds(file, MACHINE)
-        whole = sum(info.nbytes for info in file.tensors.values())
-        assert found.loc["float32", "bytes of a token"] == bytes_used(uses_of(file)) < 0.6 * whole
 
 
 def test_every_role_that_gguf_py_names_has_a_place_between_the_ends():
