@@ -41,7 +41,7 @@ def attend(
         return out.transpose(0, 1)
     group = heads // kv_heads
     arguments = _arguments(q, keys, values, group, scale, cap) | dict(out=out, heads=heads, sinks=sinks)
-    most, per = block_of(group, dim)
+    most, per = block_of(group, dim, tokens)
     arguments |= dict(window=window, positions=positions, tokens=tokens)
     kernel = attend_many if supports(min(most, group) * min(per, tokens), dim) else attend_block
     threads.run(kernel(keys.kind, tier()), arguments, kv_heads * -(-group // most) * -(-tokens // per))
@@ -125,7 +125,7 @@ def attend_block(kind: Static, tier: Static):
     def attend_block(
         task, q, k, k_head, k_stride, v, v_head, v_stride, out, heads, group, dim, scale, cap, window, positions, tokens, sinks
     ):
-        most, per = _block_of(group, dim)
+        most, per = _block_of(group, dim, tokens)
         blocks, shares = (tokens + per - 1) // per, (group + most - 1) // most
         token, share, head = task % blocks * per, task // blocks % shares, task // blocks // shares
         some, at = min(most, group - share * most), group * head + share * most

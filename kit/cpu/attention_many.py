@@ -2,30 +2,39 @@
 
 The rows of a block, queries times heads, are the lanes of vectors: keys are read number by number, as the history has them, all
 rows at a position lie next to each other, and scores need no sum over lanes. What is multiplied, queries and keys or weights
-and values, goes through one tile of sums in registers.
+and values, goes through one tile of sums in registers. Scores are powers of 2, not of e: the factor is in the queries. What a
+row may not see is neither multiplied nor compared, except near the ends of what its vector sees.
 """
 
 import math
 from typing import NamedTuple
 
+import numpy as np
 from numba import types
 
+from kit.cpu.activations import ROUNDER
 from kit.cpu.elementwise import exp_of_negative
-from kit.cpu.history import LANES, TILE, as_floats
-from kit.cpu.simd.memory import load, stack, store
+from kit.cpu.history import LANES, as_floats
+from kit.cpu.simd.memory import load, prefetch_far, stack, store
 from kit.cpu.simd.registers import add_each, add_multiples, several_of, transpose
+from kit.cpu.simd.sums import fma
 from kit.cpu.simd.vectors import Static, Vector, bitcast, broadcast, f32x16, f32x32, inner, select
 from kit.cpu.tasks import task
 
 f32, u32 = types.float32, types.uint32
-CHUNK, ROWS, ROOM, DIM = 256, 64, 2**14, 1024  # positions at a time; rows, their floats, and elements of a head at most
+CHUNK, ROWS, ROOM, DIM = 256, 128, 2**14, 1024  # positions of a task; rows, their floats, and elements of a head at most
+_MANY = 256  # queries, from which blocks have all ROWS: with fewer, half as large ones leave tasks for more threads
 _WIDTH = 32  # rows are filled up to a multiple of this
 _TERMS = 64  # of a sum that are added one after the other, and then to those before them: less is rounded
-_POSITIONS = 64  # that stay in the first-level cache as float32
+_POSITIONS, _FLOATS = 128, 2**14  # positions at a time, and their numbers in float32, which stay in the second-level cache
 _all = 4 * (ROOM + _WIDTH * DIM)
-_columns, _mixed, _scores, _tile_room = stack(_all), stack(_all), stack(4 * CHUNK * ROWS), stack(TILE)
-_own, _largest, _sums, _shrinks, _sixteen = (stack(size) for size in (4 * ROWS,) * 4 + (1024,))
+_columns, _mixed, _scores = stack(_all), stack(_all), stack(4 * _WIDTH * _POSITIONS)
+_keys, _values = stack(4 * _FLOATS), stack(4 * _FLOATS)
+_own, _largest, _sums, _shrinks = (stack(4 * (ROWS + _WIDTH)) for _ in range(4))
 load16, store16 = several_of(16)
+_LOG2_E, _LOWEST, _ONE = np.float32(1.44269504), np.finfo(np.float32).min, 0x3F800000
+# 2^r for |r| <= 1/2, from the highest power down, exact at 0: fitted to a relative error of 1e-7
+_POWER_OF_2 = tuple(map(np.float32, (1.3264724e-3, 9.6715130e-3, 5.5507336e-2, 0.24022242, 0.69314700, 1)))
 
 
 class _Plan(NamedTuple):
@@ -35,9 +44,9 @@ class _Plan(NamedTuple):
     count: int
 
 
-def block_of(group: int, dim: int) -> tuple[int, int]:
+def block_of(group: int, dim: int, tokens: int) -> tuple[int, int]:
     """(query heads of a key/value head, queries) of one block."""
-    rows = min(ROWS, ROOM // dim)
+    rows = min(ROWS if tokens >= _MANY else ROWS // 2, ROOM // dim)
     return min(group, rows), rows // min(group, rows)
 
 
@@ -52,20 +61,22 @@ _PLANS = {"avx512": _Plan(f32x32, 8), "avx2": _HALF, "neon": _HALF, "plain": _HA
 
 
 def _tile_of(kind: Vector, count: int):
-    """_tile(sums, apart, vector, further, numbers, stride, step, times): add to ``count`` sums, ``apart`` bytes from one to the
-    next, so many products of a vector and a number of each sum. The vectors are ``further`` bytes apart, the numbers of one
-    vector ``stride``, and those of one sum ``step``."""
+    """_tile(sums, apart, vector, further, numbers, stride, step, times, fresh): add to ``count`` sums, ``apart`` bytes from one
+    to the next, so many products of a vector and a number of each sum. The vectors are ``further`` bytes apart, the numbers of
+    one vector ``stride``, and those of one sum ``step``. ``fresh``: the sums begin at 0."""
     (load_sums, store_sums), room = several_of(count, kind), stack(4 * kind.lanes)
 
     @inner
-    def _tile(sums, apart, vector, further, numbers, stride, step, times):
+    def _tile(sums, apart, vector, further, numbers, stride, step, times, fresh):
         none = room()
         store(none, broadcast(kind, 0))
         for start in range(0, times, _TERMS):
             total = load_sums(none, 0)
             for i in range(start, min(times, start + _TERMS)):
                 total = add_multiples(total, load(kind, vector + i * further), numbers + i * step, stride)
-            store_sums(sums, apart, add_each(load_sums(sums, apart), total))
+            if start or not fresh:
+                total = add_each(load_sums(sums, apart), total)
+            store_sums(sums, apart, total)
 
     return _tile
 
@@ -75,75 +86,90 @@ def attend_many(kind: Static, tier: Static):
     """The task of kit.cpu.attention.attend_block, for blocks that ``supports`` takes."""
     plan = _PLANS[tier.value]
     wide, count, lanes = plan.kind, plan.count, plan.kind.lanes
+    bits = Vector(types.int32, lanes)
     tile, one, half = _tile_of(wide, count), _tile_of(wide, 1), _tile_of(f32x16, count)
 
     @inner
-    def score(columns, width, dim, keys, stride, positions, scores):
-        """Scores (positions, width) of keys in float32."""
+    def score(columns, dim, keys, stride, positions, scores):
+        """Scores (positions, lanes) of keys in float32."""
         for position in range(0, positions, count):
-            whole = positions >= count
-            at, some = (min(position, positions - count), count) if whole else (0, positions)
-            for lane in range(0, 4 * width, 4 * lanes):
-                to, key = scores + 4 * width * at + lane, keys + stride * at
-                for i in range(some):
-                    store(to + 4 * width * i, broadcast(wide, 0))
-                if whole:
-                    tile(to, 4 * width, columns + lane, 4 * width, key, stride, 4, dim)
-                else:
-                    for i in range(some):
-                        one(to + 4 * width * i, 0, columns + lane, 4 * width, key + stride * i, 0, 4, dim)
+            if positions >= count:
+                at = min(position, positions - count)
+                tile(scores + 4 * lanes * at, 4 * lanes, columns, 4 * lanes, keys + stride * at, stride, 4, dim, True)
+            else:
+                for i in range(positions):
+                    one(scores + 4 * lanes * i, 0, columns, 4 * lanes, keys + stride * i, 0, 4, dim, True)
 
     @inner
-    def mix(scores, width, rows, dim, values, stride, positions, mixed):
+    def mix(scores, rows, dim, values, stride, positions, mixed):
         """Add weighted values in float32 to each row's result."""
         whole = dim // lanes * lanes
         for element in range(0, 4 * whole, 4 * lanes):
             for row in range(0, rows, count):
                 to, weights = mixed + 4 * dim * row + element, scores + 4 * row
-                tile(to, 4 * dim, values + element, stride, weights, 4, 4 * width, positions)
+                tile(to, 4 * dim, values + element, stride, weights, 4, 4 * lanes, positions, False)
         for element in range(4 * whole, 4 * dim, 64):
             for row in range(0, rows, count):
                 to, weights = mixed + 4 * dim * row + element, scores + 4 * row
-                half(to, 4 * dim, values + element, stride, weights, 4, 4 * width, positions)
+                half(to, 4 * dim, values + element, stride, weights, 4, 4 * lanes, positions, False)
+
+    @inner
+    def mask(scores, first, positions, least, last, own, window):
+        """Hide what lies after a row, or before its window, where rows from ``least`` to ``last`` differ in it."""
+        for n in range(0, 4 * lanes, 64):
+            mine = load(f32x16, own + n)
+            for position in range(max(0, least + 1 - first), positions):
+                _hide(scores + 4 * lanes * position + n, broadcast(f32x16, f32(first + position)) > mine)
+            if window:
+                for position in range(min(positions, last + 1 - window - first)):
+                    _hide(scores + 4 * lanes * position + n, broadcast(f32x16, f32(first + position + window)) <= mine)
 
     def attend_many(
         task, q, k, k_head, k_stride, v, v_head, v_stride, out, heads, group, dim, scale, cap, window, positions, tokens, sinks
     ):
-        most, per = _block_of(group, dim)
+        most, per = _block_of(group, dim, tokens)
         blocks, shares = (tokens + per - 1) // per, (group + most - 1) // most
-        token, share, head = task % blocks * per, task // blocks % shares, task // blocks // shares
+        token = (blocks - 1 - task % blocks) * per  # the longest first, so that threads end together
+        share, head = task // blocks % shares, task // blocks // shares
         some, at = min(most, group - share * most), group * head + share * most
         rows, query, token_bytes = min(per, tokens - token) * some, positions - tokens + token, 4 * dim * heads
-        width, place = (rows + _WIDTH - 1) // _WIDTH * _WIDTH, token * token_bytes + 4 * dim * at
+        width, place = (rows + lanes - 1) // lanes * lanes, token * token_bytes + 4 * dim * at
         stop, first = query + rows // some, max(0, query + 1 - window) if window else 0
-        columns, mixed, scores, scratch = _columns(), _mixed(), _scores(), _tile_room()
+        columns, mixed, scores, key_room, value_room = _columns(), _mixed(), _scores(), _keys(), _values()
         own, largest, sums, shrinks = _own(), _largest(), _sums(), _shrinks()
-        _turn(q + place, token_bytes, rows, some, dim, bitcast(f32, u32(scale)), columns, width)
+        _turn(q + place, token_bytes, rows, some, dim, bitcast(f32, u32(scale)) * _LOG2_E, columns, lanes, mixed)
+        for line in range(0, 4 * dim * some, 64):  # of the next task
+            for next_ in range(max(0, token - per), token):
+                prefetch_far(q + next_ * token_bytes + 4 * dim * at + line)
         for n in range(width):
             row = min(n, rows - 1)
             store(own + 4 * n, f32(query + row // some))
-            store(largest + 4 * n, load(f32, sinks + 4 * (at + row % some)) if sinks else f32(-math.inf))
+            store(largest + 4 * n, load(f32, sinks + 4 * (at + row % some)) * _LOG2_E if sinks else _LOWEST)
             store(sums + 4 * n, f32(1) if sinks else f32(0))
-        filled = (rows + count - 1) // count * count
-        for n in range(0, 4 * dim * filled, 64):
+        for n in range(0, 4 * dim * width, 64):
             store(mixed + n, broadcast(f32x16, 0))
-        for start in range(first, stop, CHUNK):
-            chunk = min(CHUNK, stop - start)
+        step = min(_POSITIONS, _FLOATS // dim)
+        for start in range(first, stop, step):
+            chunk = min(step, stop - start)
             key, value = k + k_head * head + k_stride * start, v + v_head * head + v_stride * start
-            piece = min(_POSITIONS, TILE // (4 * dim))
-            for part in range(0, chunk, piece):
-                here = min(piece, chunk - part)
-                floats, stride = as_floats(kind, tier, key + k_stride * part, k_stride, here, dim // LANES, scratch)
-                score(columns, width, dim, floats, stride, here, scores + 4 * width * part)
-            for lane in range(0, 4 * width, 64):
-                _weigh(scores + lane, 4 * width, chunk, start, cap, window, stop, lane, own, largest, sums, shrinks)
-            if start > first:
-                for n in range(rows):
-                    _multiply(mixed + 4 * dim * n, dim, load(f32, shrinks + 4 * n))
-            for part in range(0, chunk, piece):
-                here = min(piece, chunk - part)
-                floats, stride = as_floats(kind, tier, value + v_stride * part, v_stride, here, dim // LANES, scratch)
-                mix(scores + 4 * width * part, width, rows, dim, floats, stride, here, mixed)
+            keys, key_stride = as_floats(kind, tier, key, k_stride, chunk, dim // LANES, key_room)
+            values, value_stride = as_floats(kind, tier, value, v_stride, chunk, dim // LANES, value_room)
+            for lane in range(0, width, lanes):
+                least, last = query + lane // some, query + min(rows - 1, lane + lanes - 1) // some
+                begin = max(0, least + 1 - window - start) if window else 0
+                here, mine = min(chunk, last + 1 - start) - begin, mixed + 4 * dim * lane
+                if here <= 0:
+                    continue
+                score(columns + 4 * dim * lane, dim, keys + key_stride * begin, key_stride, here, scores)
+                if cap:
+                    for n in range(scores, scores + 4 * lanes * here, 64):
+                        store(n, capped(load(f32x16, n), bitcast(f32, u32(cap)) * _LOG2_E))
+                mask(scores, start + begin, here, least, last, own + 4 * lane, window)
+                _weigh(wide, bits, scores, 4 * lanes, here, largest + 4 * lane, sums + 4 * lane, shrinks)
+                for n in range(lanes):
+                    if load(f32, shrinks + 4 * n) != 1:
+                        _multiply(mine + 4 * dim * n, dim, load(f32, shrinks + 4 * n))
+                mix(scores, min(lanes, rows - lane), dim, values + value_stride * begin, value_stride, here, mine)
         for n in range(rows):
             total, to = load(f32, sums + 4 * n), out + place + n // some * token_bytes + n % some * 4 * dim
             for element in range(0, 4 * dim, 64):
@@ -162,45 +188,57 @@ def capped(score, cap):
 
 
 @inner
-def _turn(q, token_bytes, rows, group, dim, factor, columns, width):
-    """Write the rows of q times a factor as columns, (dim, width); those above ``rows`` are the last one's."""
-    sixteen = _sixteen()
+def _turn(q, token_bytes, rows, group, dim, factor, columns, lanes, scratch):
+    """Write the rows of q times a factor as columns, (blocks of lanes, dim, lanes); those above ``rows`` are the last one's."""
+    width = (rows + lanes - 1) // lanes * lanes
+    for n in range(width):
+        row = q + min(n, rows - 1) // group * token_bytes + min(n, rows - 1) % group * 4 * dim
+        for element in range(0, 4 * dim, 64):
+            store(scratch + 4 * dim * n + element, load(f32x16, row + element) * factor)
     for first in range(0, width, LANES):
+        to = columns + 4 * dim * (first // lanes * lanes) + 4 * (first % lanes)
         for element in range(0, dim, LANES):
-            for i in range(LANES):
-                n = min(first + i, rows - 1)
-                row = q + n // group * token_bytes + n % group * 4 * dim
-                store(sixteen + 64 * i, load(f32x16, row + 4 * element) * factor)
-            store16(columns + 4 * (width * element + first), 4 * width, transpose(load16(sixteen, 64)))
+            sixteen = load16(scratch + 4 * (dim * first + element), 4 * dim)
+            store16(to + 4 * lanes * element, 4 * lanes, transpose(sixteen))
 
 
 @inner
-def _weigh(scores, apart, positions, start, cap, window, stop, lane, own, largest, sums, shrinks):
-    """Replace the scores of sixteen rows by weights, of which the largest so far is 1, with what a row must not attend to left
-    out; ``shrinks``: by what the weights of earlier chunks become smaller."""
-    mine, before = load(f32x16, own + lane), load(f32x16, largest + lane)
-    most, hidden = before, broadcast(f32x16, -math.inf)
-    behind = mine - f32(window)
-    for position in range(positions):
-        at = scores + apart * position
-        x, here = load(f32x16, at), broadcast(f32x16, f32(start + position))
-        if cap:
-            x = capped(x, bitcast(f32, u32(cap)))
-        x = select(here > mine, hidden, x)
-        if window:
-            x = select(here > behind, x, hidden)
-        store(at, x)
-        most = select(x > most, x, most)
-    shrink = exp_of_negative(before - most)
-    total = load(f32x16, sums + lane) * shrink
-    for position in range(positions):
-        at = scores + apart * position
-        weight = exp_of_negative(load(f32x16, at) - most)
+def _hide(at, hidden):
+    """Hide the scores of sixteen rows of which a mask is set."""
+    store(at, select(hidden, broadcast(f32x16, -math.inf), load(f32x16, at)))
+
+
+@inner
+def _weigh(kind, bits, scores, apart, positions, largest, sums, shrinks):
+    """Replace the scores of as many rows as a ``kind`` has lanes by weights, of which the largest so far is 1; ``shrinks``: by
+    what the weights of earlier chunks become smaller. ``bits``: as many int32."""
+    before = load(kind, largest)
+    most = other = before
+    for position in range(0, positions, 2):  # two maxima, each of which waits for the one before
+        x, y = load(kind, scores + apart * position), load(kind, scores + apart * min(position + 1, positions - 1))
+        most, other = select(x > most, x, most), select(y > other, y, other)
+    most = select(other > most, other, most)
+    total = broadcast(kind, 0)
+    for at in range(scores, scores + apart * positions, apart):
+        weight = _power_of_2(kind, bits, load(kind, at) - most)
         store(at, weight)
         total = total + weight
-    store(largest + lane, most)
-    store(sums + lane, total)
-    store(shrinks + lane, shrink)
+    shrink = _power_of_2(kind, bits, before - most)
+    store(largest, most)
+    store(sums, load(kind, sums) * shrink + total)
+    store(shrinks, shrink)
+
+
+@inner(forceinline=True)
+def _power_of_2(kind, bits, x):
+    """2^x of lanes that are at most 0, to a relative error of 2e-7. Values below -126 count as -126; NaN stays NaN."""
+    x = select(x < broadcast(kind, -126), broadcast(kind, -126), x)
+    shifted = x + ROUNDER
+    r = x - (shifted - ROUNDER)
+    p = broadcast(kind, _POWER_OF_2[0])
+    for coefficient in _POWER_OF_2[1:]:
+        p = fma(p, r, broadcast(kind, coefficient))
+    return p * bitcast(kind, (bitcast(bits, shifted) << 23) + _ONE)
 
 
 @inner
