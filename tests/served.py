@@ -28,6 +28,12 @@ def started(file, flags="-t 2 -c 512", run=subprocess.Popen):
     return Started(f"{WHEEL} {flags}", file, PASSIVE, run)
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """For the modules that import it: windows of half a second in place of one and a half."""
+    monkeypatch.setattr("kit.lab.explaining.running._WINDOW", 0.5)
+
+
 @contextlib.contextmanager
 def group(controller: str, **files):
     """A control group with these files written, by version: {1: {name: text}, 2: {...}}; skips where root may make none."""

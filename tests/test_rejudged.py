@@ -72,13 +72,9 @@ def test_no_committed_measurement_is_beyond_its_own_bound_but_those_of_earlier_r
 # --- regions, tested where they end -----------------------------------------------------------------------------------------
 
 
-def regions():
-    return [
-        (claim.id, number) for claim in claims.load().values() for number, part in enumerate(claim.parts) if "accept" in part
-    ]
-
-
-@pytest.mark.parametrize("claim,part", regions())
+@pytest.mark.parametrize("claim,part", [
+    (claim.id, number) for claim in claims.load().values() for number, part in enumerate(claim.parts) if "accept" in part
+])  # fmt: skip
 def test_a_region_ends_where_the_row_says(claim, part):
     """Just inside, an edge is accepted; just outside, it is not. A region that moved is noticed by the next test; one that is
     open, reversed or read in another unit is noticed here."""
@@ -100,9 +96,8 @@ def test_a_region_ends_where_the_row_says(claim, part):
             if low == high and sign > 0:
                 at = edge
             values = [at] * 6
-            found = decide(values, (at / wide, at * wide) if at > 0 else (at, at), (low, high), (None, None), row["unit"], how)[
-                0
-            ]
+            interval = (at / wide, at * wide) if at > 0 else (at, at)
+            found, _ = decide(values, interval, (low, high), (None, None), row["unit"], how)
             assert found in word, (claim, part, edge, sign, found)
 
 
@@ -286,10 +281,9 @@ def test_no_claim_is_judged_otherwise_without_a_row_in_the_table():
     for claim in claims.load().values():
         for part in claim.parts:
             region = [end and round(float(end), 6) for end in part["accept"]] if "accept" in part else None
-            same = [
-                row for row in known[claim.id] if row[0] == part["unit"] and (region is None or row[2] == region or not row[2])
-            ]
-            if not any(row[1] == part.get("how", "measured") for row in same):
+            same = [how for unit, how, seen in known[claim.id]
+                    if unit == part["unit"] and (not region or not seen or seen == region)]  # fmt: skip
+            if part.get("how", "measured") not in same:
                 missing.add(claim.id)
     assert missing <= set(changes())
 

@@ -141,11 +141,8 @@ def test_results_that_could_not_be_uploaded_keep_the_pod(pod):
         (["--upload", "bucket"], {}, "give s3://BUCKET/PREFIX"),
         (["--profile", "huge"], {}, "--profile huge: give smoke, quick or full"),
         (["--profile", "huge", "--dry-run"], {}, "--profile huge: give smoke, quick or full"),
-        (["--name", "../else", "--dry-run"], {}, "--name ../else: give up to 100 letters"),
-        (["--name", "..", "--dry-run"], {}, "--name ..: give up to 100 letters"),
-        (["--name", "--dry-run"], {}, "--name --dry-run: give up to 100 letters"),  # it began to run
-        (["--name", "a\nb"], {}, "give up to 100 letters"),
-        (["--name", "x" * 101], {}, "give up to 100 letters"),  # the pod installed kit before the system refused the folder
+        # it began to run of "--dry-run"; the pod installed kit before the system refused a folder of 101 letters
+        *((["--name", name], {}, "give up to 100 letters") for name in ("../else", "..", "--dry-run", "a\nb", "x" * 101)),
         ([], {"RUNPOD_POD_ID": " "}, "--name quick- : give up to 100 letters"),
         (["--end", ""], {"RUNPOD_POD_ID": "pod7"}, "--end is empty"),  # a variable that is not set: the pod stayed
         *(([option, value], {}, f"{option} is empty") for option in ("--name", "--upload", "--profile") for value in ("", " ")),

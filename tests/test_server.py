@@ -16,6 +16,7 @@ import pytest
 import served
 from click.testing import CliRunner
 from pytest import approx
+from served import short  # noqa: F401
 
 import kit
 from kit.errors import ServerError
@@ -292,12 +293,6 @@ def test_options_that_are_not_for_a_server_or_for_one_alone(smollm2):
     assert "--try: give the URL of a running server" in refused(smollm2, "--try")
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    """Windows of half a second in place of one and a half."""
-    monkeypatch.setattr("kit.lab.explaining.running._WINDOW", 0.5)
-
-
 @pytest.fixture(scope="module")
 def server(smollm2):
     with served.started(smollm2, "-t 2 -c 512") as running:
@@ -404,8 +399,8 @@ def test_a_refused_load_is_explained(server, smollm2, monkeypatch):
 def test_a_server_that_names_no_file_has_no_process_but_its_own(monkeypatch):
     """An unloaded Ollama: a process that had nothing to do with it was watched, because it maps memory without a file."""
     get = {"/api/version": {"version": "1"}, "/v1/models": {"data": [{"id": "a"}]}}
-    short = 500, {"error": "model requires more system memory (5.6 GiB) than is available (4.2 GiB)"}
-    unloaded = served.answering(lambda path: (200, get.get(path, {})), lambda path: short)
+    refusal = 500, {"error": "model requires more system memory (5.6 GiB) than is available (4.2 GiB)"}
+    unloaded = served.answering(lambda path: (200, get.get(path, {})), lambda path: refusal)
     monkeypatch.setattr(owner, "_family", lambda number: [psutil.Process()])  # no other server of these tests
     with served.serving(unloaded) as url, ServerClient(url) as client:
         found = owner.find(client)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import served
+from served import short  # noqa: F401
 
 from kit.gguf.uses import bytes_used, uses_of
 from kit.lab.engines.owner import Owner
@@ -94,12 +95,6 @@ def kept_waiting(found):
     """Threads that sleep, as those of the tests' servers do, wait longer where neighbors have the cores."""
     busy, whole = found.get("busy"), sum(cause.seconds for cause in found.values())
     return ("threads",) * bool(busy and busy.seconds > 0.05 * whole)
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    """Windows of half a second in place of one and a half."""
-    monkeypatch.setattr("kit.lab.explaining.running._WINDOW", 0.5)
 
 
 @pytest.fixture(scope="module")
