@@ -151,6 +151,21 @@ def test_every_linear_gives_the_same_logits(folder, reference, linear):
     assert error(decode(model, PROMPT[:8], 5), reference("tiny-qwen2")[4:8]) < tolerance
 
 
+def test_a_prompt_leaves_torch_one_thread_but_for_its_own_products(folder, monkeypatch):
+    """torch's other threads spin when they are done, on the cores of the kit's."""
+    seen, before, rms_norm = [], torch.get_num_threads(), cpu_ops.rms_norm
+    monkeypatch.setattr(cpu_ops, "rms_norm", lambda *given: seen.append(torch.get_num_threads()) or rms_norm(*given))
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda x, y: seen.append(torch.get_num_threads()) or x.matmul(y))
+    torch.set_num_threads(3)
+    try:
+        for linear, threads in (("fused-int8", {1}), ("dequantized", {1, 3}), ("matmul", {3})):
+            seen.clear()
+            model_of(folder, "tiny-granite", linear=linear).logits(PROMPT)
+            assert set(seen) == threads and torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_optional_tensors_are_used(folder, reference):
     """A bias on the output projection and an expert that every token passes change the logits as float64 says."""
     path = model_files.rewrite(model_files.write(folder, "granitemoe"), folder / "shared.gguf", model_files.shared_expert)
