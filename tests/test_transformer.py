@@ -200,6 +200,15 @@ def test_a_pass_reads_each_tensor_once_in_order(folder, name):
     assert linear.nbytes.sum() == sum(model.weights.nbytes(tensor) for tensor in linear.tensor)
 
 
+def test_norms_and_biases_are_read_once_where_matrices_stay_in_the_file(folder):
+    model = kit.Transformer(kit.open(model_files.write(folder, "tiny-granite")))
+    first, second = model.logits(PROMPT), (model.trace.clear(), model.logits(PROMPT))[1]
+    assert torch.equal(first, second)
+    spans = [span for span in model.trace.spans if span.what in ("access", "read", "dequantize")]
+    assert {(span.what, span.outcome) for span in spans if span.tensor != "token_embd.weight"} == {("access", "hit")}
+    assert len({span.tensor for span in spans if span.what == "access"}) == 2 * len(model.config.layers) + 1
+
+
 def test_an_embedding_row_is_all_that_is_decoded(folder):
     model = model_of(folder, "tiny-llama")
     model.logits([3, 4, 5])

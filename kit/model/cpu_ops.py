@@ -29,7 +29,7 @@ class CpuOps(Ops):
     def __init__(self, model, tokens, cache):
         super().__init__(model)
         self.tokens, self.cache = torch.as_tensor(tokens, dtype=torch.int64, device="cpu"), cache
-        self._linear, self._attention, self.chosen = model.linear, model.attention, None
+        self._linear, self._attention, self._vectors, self.chosen = model.linear, model.attention, model.vectors, None
         self._cos_sin, self._tables = (
             {key: getattr(rope, name)(cache.length, len(tokens)) for key, rope in model.ropes.items()}
             for name in ("cos_sin", "table")
@@ -51,7 +51,14 @@ class CpuOps(Ops):
         return input
 
     def vector(self, name):
-        return self.weights[name] if name.partition("[")[0] in self.weights.file.tensors else None
+        start, vector = self.begin(), self._vectors.get(name)
+        if vector is not None:
+            self.end("access", start, name, nbytes=vector.nbytes, outcome="hit")
+        elif name.partition("[")[0] in self.weights.file.tensors:
+            vector = self.weights[name]
+            if self._linear.activations:
+                self._vectors[name] = vector
+        return vector
 
     def input(self, x):
         return x
@@ -285,7 +292,8 @@ class RowsOps(CpuOps):
     def __init__(self, model, rows, caches):
         Ops.__init__(self, model)
         self._rows = [CpuOps(model, tokens, cache) for tokens, cache in zip(rows, caches, strict=True)]
-        self.tokens, self._linear = torch.cat([row.tokens for row in self._rows]), model.linear
+        self.tokens = torch.cat([row.tokens for row in self._rows])
+        self._linear, self._vectors = model.linear, model.vectors
 
     keeps = False
 
