@@ -6,6 +6,7 @@ They are no tests: correct code may raise a count, and then somebody looks at wh
 import re
 from collections import Counter
 
+import nbformat
 import yaml
 from test_house import modules
 
@@ -19,6 +20,8 @@ SHARED = {
     *"tokenizer vocabulary weights __init__".split(),
 }
 WORDS = 12_000  # of README and the pages of the site's menu, but for the one of those who change the kit
+README = 85  # lines, without what `kit explain` printed
+CELL, PAGE = 20, 220  # lines of code of a notebook's cell and of a notebook, without imports: one a room, as many as it takes
 FOUND = 20  # uses of the word, which was the name of 400 different things
 
 
@@ -32,6 +35,19 @@ def read_by_users() -> Counter:
     """Words of each page that a user reads."""
     pages = [ROOT / "README.md", *(ROOT / "docs" / page for page in menu())]
     return Counter({page.name: len(page.read_text(encoding="utf-8").split()) for page in pages})
+
+
+def notebooks() -> list[str]:
+    """A line for each long cell, and for each notebook of much code."""
+    lines = []
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        code = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"}
+        left = {name: re.sub(r"(?m)^(?:from|import) [^(\n]*(?:\([^)]*\))?.*\n", "", source) for name, source in code.items()}
+        counts = {name: len(source.splitlines()) for name, source in left.items()}
+        lines += [f"{path.stem}: the cell {name} has {n} lines, {CELL} at most" for name, n in counts.items() if n > CELL]
+        if (whole := sum(bool(line.strip()) for source in left.values() for line in source.splitlines())) > PAGE:
+            lines.append(f"{path.stem} has {whole} lines of code, {PAGE} at most")
+    return lines
 
 
 def warnings() -> list[str]:
@@ -49,7 +65,9 @@ def warnings() -> list[str]:
     if read.total() > WORDS:
         longest = ", ".join(f"{page} {n:,}" for page, n in read.most_common(5))
         lines.append(f"README and the menu have {read.total():,} words, {WORDS:,} at most: {longest}")
-    return lines + ([f"{words} things are called found, {FOUND} before"] if words > FOUND else [])
+    readme = re.sub(r"(?s)<!-- explain -->.*?<!-- /explain -->", "", (ROOT / "README.md").read_text(encoding="utf-8"))
+    lines += [f"README has {n} lines, {README} at most" for n in [readme.count("\n")] if n > README]
+    return lines + notebooks() + ([f"{words} things are called found, {FOUND} before"] if words > FOUND else [])
 
 
 if __name__ == "__main__":

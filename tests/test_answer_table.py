@@ -1,6 +1,7 @@
 """The answer's table: rows in, lines and a picture out; nothing is measured here."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +29,7 @@ def test_the_limit_is_first_and_the_fastest_next():
     assert names == ["limit of memory", "kit, int8", "llama.cpp", "kit, int16", "kit, exact"], "exact was read as llama.cpp's"
     mine = [*ROWS, Row("./llama-bench -t 8", "yours", 11.0)]
     assert answer_table.ordered(mine)[1].name == "./llama-bench -t 8"
+    assert answer_table.ordered([fast := Row("mine", "yours", 40.0), *ROWS])[:2] == [ROWS[-1], fast], "which passes the limit"
     assert len(answer_table.ordered(mine * 3)) == answer_table.MOST
 
 
@@ -35,8 +37,7 @@ def test_the_limit_is_first_and_the_fastest_next():
 def test_it_fits_a_narrow_terminal(width):
     told = answer_table.text(ROWS, width)
     assert max(map(len, told.splitlines())) <= width
-    assert ("same next token as exact" in told) == (width == 80) and "--linear" not in told
-    assert ("99.9%" in told) == (width > 44) and "30.7 ± 0.8" in told
+    assert ("99.9%" in told) == (width > 44) and "30.7 ± 0.8" in told and "--linear" not in told
 
 
 def test_quality_that_is_not_known_takes_no_column():
@@ -45,24 +46,21 @@ def test_quality_that_is_not_known_takes_no_column():
 
 
 def test_the_verdict_turns_with_the_share():
-    assert answer_table.verdict(ROWS).startswith("llama.cpp is at 90%") and "fewer bits" in answer_table.verdict(ROWS)
-    slow = [row._replace(of_limit=0.4) if row.kind == "peer" else row for row in ROWS]
-    assert answer_table.verdict(slow).startswith("llama.cpp is at 40%") and "at most 2.5" in answer_table.verdict(slow)
-    assert answer_table.verdict([row for row in ROWS if row.kind == "limit"]) == ""
-    assert answer_table.verdict([row._replace(of_limit=None) for row in ROWS]) == ""
-    own = [row for row in ROWS if row.kind == "kit"]
-    assert answer_table.verdict(own).startswith("kit, int8 is at 91%"), "the fastest of kit's, where there is no engine"
+    slow, own = [row._replace(of_limit=0.4) if row.kind == "peer" else row for row in ROWS], [*ROWS[:3]]
+    for rows, name, *numbers in ((ROWS, "llama.cpp ", "90%"), (slow, "llama.cpp ", "40%", "2.5"), (own, "kit, int8 ", "91%")):
+        told = answer_table.verdict(rows)  # of the fastest of kit's, where there is no engine
+        assert told.startswith(name) and re.findall(r" (\d[\d.]*%?)", told) == numbers
+    assert answer_table.verdict([ROWS[-1]]) == answer_table.verdict([row._replace(of_limit=None) for row in ROWS]) == ""
     for share, only in ((0.85, True), (0.849, False)):
-        assert ("only a file of fewer bits" in answer_table.verdict([own[0]._replace(of_limit=share)])) is only
+        assert ("fewer bits" in answer_table.verdict([own[0]._replace(of_limit=share)])) is only
 
 
 def test_what_is_left_has_the_interval_of_its_share():
     """ "At most 1.2 times is left" had none, and was no English."""
-    told = answer_table.left(0.8, (0.78, 0.84))
-    assert told == "80% of the limit: at most 1.2 times as fast (1.2 to 1.3) is possible"
+    assert re.findall(r"\d[\d.]*", answer_table.left(0.8, (0.78, 0.84))) == ["80", "1.2", "1.2", "1.3"]
     assert [" (" in answer_table.left(0.5, each) for each in ((0.0, 0.0), (-0.1, 0.6), (0.5, 0.5), (0.4, 0.6))] == [
         False, False, False, True]  # fmt: skip
-    assert answer_table.left(0.9, (0.8, 1.0)) == "90% of the limit: only a file of fewer bits is faster"
+    assert re.findall(r"\d[\d.]*", answer_table.left(0.9, (0.8, 1.0))) == ["90"]
 
 
 def test_the_note_under_the_table_says_what_a_stranger_asked(monkeypatch):
@@ -80,7 +78,7 @@ def test_the_note_under_the_table_says_what_a_stranger_asked(monkeypatch):
         "the package xllamacpp 2026.1."
     )
     alone = answer.Conclusion(study, {exact: Reading("a way", "", (0.1,) * 3, machine="")}, exact, None, {})
-    assert answer.note(alone) == "Speeds: the median of 3 rounds, ± a 95% interval."
+    assert re.findall(r"\d+", answer.note(alone)) == ["3", "95"]
     monkeypatch.setenv("LLAMA_CPP", "here")
     assert answer.note(found).endswith("llama.cpp: 2026.1."), "the library that the environment names, as version tells it"
 
@@ -157,11 +155,6 @@ def test_the_table_is_set_in_columns():
     assert [answer_table.percent(share) for share in (1, 0.9996, 0.5)] == ["100%", "99.9%", "50.0%"]
 
 
-def test_a_users_engine_that_passes_the_limit_is_below_it():
-    mine = Row("mine", "yours", 40.0)
-    assert answer_table.ordered([mine, *ROWS])[:2] == [ROWS[-1], mine]
-
-
 def record(name, seconds=0.05, bound=0.025, **decode):
     return {"engine": {"name": name}, "decode": {"seconds": seconds} | decode, "bound": {"seconds": bound}, "mbu": 0.5}
 
@@ -208,7 +201,7 @@ def test_a_picture_has_a_bar_its_interval_and_its_number():
     *numbers, limit = axes.texts
     assert [text.get_position()[0] for text in numbers] == [3.0, 0, 0, 0, 0, 6.5]
     assert [text.get_color() for text in numbers] == ["black", "black", "white", "black", "black", "black"]
-    assert numbers[1].get_text() == " 30.7 tokens/s (91% of the limit)" and limit.get_text().strip() == "limit of memory: 33.6"
+    assert all(part in numbers[1].get_text() for part in (" 30.7 ", "91%")) and limit.get_text().endswith(": 33.6 ")
     spans = [end for line in axes.lines for end in line.get_xdata()]
     assert spans == pytest.approx([29.9, 31.5, 29.4, 31.4, 26.9, 29.5, 23.0, 25.6, 3.5, 6.5, 33.6, 33.6]), (
         "as printed: 5.0 ± 1.5"
@@ -280,18 +273,13 @@ def test_rows_are_those_of_the_answer_as_data():
     assert without[1].option == "", "no command runs it"
 
 
-def test_the_best_minutes_are_one_sentence_and_none_where_these_are_as_good():
+def test_the_best_minutes_are_of_a_day_or_of_this_run():
     """README named four limits before its table."""
     study = SimpleNamespace(least=0.0125, least_now=0.024, limits=None, read_gbps=81.9)
     study.limits = SimpleNamespace(at="2026-11-28", machine=SimpleNamespace(read_gbps=81.9))
-    assert answer.best_minutes(study) == (
-        "In the best minutes that are known of this machine, on 2026-11-28, memory read at 81.9 GB/s, and allowed 80 tokens "
-        "per second."
-    )
+    assert re.findall(r"\d[\d.-]*", answer.best_minutes(study)) == ["2026-11-28", "81.9", "80"]
     study.read_gbps = 84.0  # of this run
-    assert "known of this machine, memory read at 84.0 GB/s" in answer.best_minutes(study)
-    study.least_now = 0.0126
-    assert answer.best_minutes(study) == ""
+    assert re.findall(r"\d[\d.-]*", answer.best_minutes(study)) == ["84.0", "80"]
 
 
 def test_a_command_of_an_answer_is_a_line_of_the_page():

@@ -32,103 +32,44 @@ SMALL = {  # benchmark -> (constants that make it small, arguments of its run, w
     "advice": ({"MODELS": ("tiny",), "SHARES": (20.0,), "TOKENS": 4}, {}, ("tiny, 20 of the file, blocks",)),
     "batches": ({"TOKENS": (4,)}, {"samples": 2}, ("batch of 4, blocks", "batch of 4, torch int8", "batch of 4, torch int4")),
     "codec": ({"TILES": 8, "CODERS": {"kit": ("simd",)}}, {"samples": 2}, ("entropy", "kit", "zstd -1")),
-    "cycles": (
-        {
-            "FORMATS": ("Q8_0",),
-            "_ggmls": lambda *_: {"Q8_0": ".L1:\n\tsdot\tv0.4s, v1.16b, v2.16b\n\tb.ne\t.L1\n"},
-            "_tool": lambda *_, **__: (
-                "Total Cycles:  5000\n[0.0] - CyUnitB\nResource pressure per iteration:\n[0.0]  [1]\n2.00   -\n"
-            ),
-        },
-        {"only": "apple-m4"},
-        ("apple-m4 Cy Q8_0",),
-    ),
-    "decode": (
-        {"_quality": lambda *_: {"kl": 0.5}},
-        {"only": "decode, gemma", "samples": 2},
-        ("decode, fused-int8, gemma", "decode, fused, gemma", "decode, llama.cpp, gemma"),
-    ),
-    "depths": (
-        {"MODELS": {"tiny": None}, "ROUNDS": 1, "machine": SimpleNamespace(probe=lambda _: SimpleNamespace(read_gbps=10.0))},
-        {"depths": (12, 40)},
+    "cycles": ({"FORMATS": ("Q8_0",), "_ggmls": lambda *_: {"Q8_0": ".L1:\n\tsdot\tv0.4s, v1.16b, v2.16b\n\tb.ne\t.L1\n"},
+        "_tool": lambda *_, **__: "Total Cycles:  5000\n[0.0] - CyUnitB\n"
+            "Resource pressure per iteration:\n[0.0]  [1]\n2.00   -\n"},
+        {"only": "apple-m4"}, ("apple-m4 Cy Q8_0",)),
+    "decode": ({"_quality": lambda *_: {"kl": 0.5}}, {"only": "decode, gemma", "samples": 2},
+        ("decode, fused-int8, gemma", "decode, fused, gemma", "decode, llama.cpp, gemma")),
+    "depths": ({"MODELS": {"tiny": None}, "ROUNDS": 1,
+        "machine": SimpleNamespace(probe=lambda _: SimpleNamespace(read_gbps=10.0))}, {"depths": (12, 40)},
         ("tiny at 40, sparse latent, index", "tiny at 40, index and choosing", "tiny at 12, weights and the rest")
-        + (("tiny at 40, token, kit, int8", "tiny at 12, token, llama.cpp") if llama_cpp.available() else ()),
-    ),
+        + (("tiny at 40, token, kit, int8", "tiny at 12, token, llama.cpp") if llama_cpp.available() else ())),
     "dequantize": ({"ROWS": 1024, "COMMON": ("Q4_K",)}, {"only": "Q4_K", "samples": 2}, ("Q4_K",)),
-    "drafts": (
-        {"TEXTS": ("code", "edit"), "TOKENS": 9, "ROUNDS": 1},
-        {},
-        (
-            "code, draft of 4, kit, exact",
-            "code, draft of 4, llama.cpp",
-            "edit, n-grams, 8, kit, int8",
-            "edit, n-grams, 48, llama.cpp",
-        ),
-    ),
+    "drafts": ({"TEXTS": ("code", "edit"), "TOKENS": 9, "ROUNDS": 1}, {},
+        ("code, draft of 4, kit, exact", "code, draft of 4, llama.cpp", "edit, n-grams, 8, kit, int8",
+        "edit, n-grams, 48, llama.cpp")),
     "explain": ({"GENERATED": {"x": 1}, "SHARES": (0.5,), "TRAINED": {}}, {"samples": 2}, ("tiny", "1.10", "1.25")),
     "first_call": ({}, {"names": ("F32",)}, ("import numpy", "F32 first", "import, open")),
     "hf": ({"TRAINED": {"tiny": None}}, {}, ("tiny kit", "tiny llama.cpp, mmap", "tiny transformers")),
-    "parts": (
-        {"MODELS": ("tiny",), "TRAINED": {"tiny": None}, "PROMPT": 20},
-        {"tokens": 2, "prompts": 1},
-        ("tiny fused token", "tiny fused-int8 ffn_up", "tiny kit.hf transformers", "tiny kit.hf, prompt of 20 ffn_up"),
-    ),
-    "products": (
-        {"NAMES": ("Q4_K",), "ROWS": 256},
-        {"samples": 2, "total": 2**20},
-        ("product, Q4_K, int8", "product, Q4_K, f"),
-    ),
+    "parts": ({"MODELS": ("tiny",), "TRAINED": {"tiny": None}, "PROMPT": 20}, {"tokens": 2, "prompts": 1},
+        ("tiny fused token", "tiny fused-int8 ffn_up", "tiny kit.hf transformers", "tiny kit.hf, prompt of 20 ffn_up")),
+    "products": ({"NAMES": ("Q4_K",), "ROWS": 256}, {"samples": 2, "total": 2**20},
+        ("product, Q4_K, int8", "product, Q4_K, f")),
     "ptxas": ({"GPUS": {"sm_90": "H100"}}, {"only": "pack"}, ("pack", "pack with a gate")),
-    "quality": (
-        {"TRAINED": {"tiny": SimpleNamespace(file="", sha256="")}, "LONG": "long", "POSITIONS": 8},
-        {"tokens": 20},
-        (
-            "tiny, fused, prompt",
-            "tiny, fused-int8, token by token",
-            "tiny, llama.cpp, prompt",
-            "long, 8 positions, INT8 tiles",
-            "long, 8 positions, llama.cpp",
-        ),
-    ),
-    "scale": (
-        {"OBJECTS": (10, 20), "TENSORS": (10, 20), "PARTS": (2, 3), "SPANS": (10, 20), "TOKENS": (2, 3), "SHORTEST": 100},
-        {"samples": 2},
-        ("an access, CyclicAware", "open, a tensor", "kit inspect, a part", "frame, a span, bytes", "a token after so many"),
-    ),
-    "slots": (
-        {
-            "LAYERS": {"tiny": 2},
-            "SHARES": (0.25,),
-            "PROMPT": 8,
-            "TOKENS": 4,
-            "PEERS": {"llama.cpp, mmap": "mmap"},
-            "BUDGETS": {"all but 0 of the dense weights": (0.0, 0.0)},
-            "missing_rights": lambda **_: [],
-        },
-        {},
-        (
-            "tiny, 0.25 of the file, kit, slots",
-            "tiny, 0.25 of the file, kit, page cache",
-            "tiny, 0.25 of the file, llama.cpp",
-            "tiny, 0.25 of the file, kit, slots of all but 0 of the dense weights, drawn routes",
-        ),
-    ),
-    "threads": (
-        {"LAYERS": 1, "SHAPES": ((64, 256),), "PARTS": {"all cores": {}, "busy": {"busy": True}}},
-        {"samples": 2},
-        ("program", "Numba", "ThreadPool", "a token, all cores, fused-int8", "its CPU time, busy, fused"),
-    ),
-    "waits": (
-        {
-            "GROUPS": (
-                {"fresh": (1, "touch new", "test -e Makefile -a -e new"), "again": (None, "true", "test -e new"), "no": ()},
-            )
-        },
-        {"only": "again"},
-        ("fresh", "again"),
-    ),
+    "quality": ({"TRAINED": {"tiny": SimpleNamespace(file="", sha256="")}, "LONG": "long", "POSITIONS": 8}, {"tokens": 20},
+        ("tiny, fused, prompt", "tiny, fused-int8, token by token", "tiny, llama.cpp, prompt", "long, 8 positions, INT8 tiles",
+        "long, 8 positions, llama.cpp")),
+    "scale": ({"OBJECTS": (10, 20), "TENSORS": (10, 20), "PARTS": (2, 3), "SPANS": (10, 20), "TOKENS": (2, 3),
+        "SHORTEST": 100}, {"samples": 2},
+        ("an access, CyclicAware", "open, a tensor", "kit inspect, a part", "frame, a span, bytes", "a token after so many")),
+    "slots": ({"LAYERS": {"tiny": 2}, "SHARES": (0.25,), "PROMPT": 8, "TOKENS": 4, "PEERS": {"llama.cpp, mmap": "mmap"},
+        "BUDGETS": {"all but 0 of the dense weights": (0.0, 0.0)}, "missing_rights": lambda **_: []}, {},
+        ("tiny, 0.25 of the file, kit, slots", "tiny, 0.25 of the file, kit, page cache", "tiny, 0.25 of the file, llama.cpp",
+        "tiny, 0.25 of the file, kit, slots of all but 0 of the dense weights, drawn routes")),
+    "threads": ({"LAYERS": 1, "SHAPES": ((64, 256),), "PARTS": {"all cores": {}, "busy": {"busy": True}}}, {"samples": 2},
+        ("program", "Numba", "ThreadPool", "a token, all cores, fused-int8", "its CPU time, busy, fused")),
+    "waits": ({"GROUPS": ({"fresh": (1, "touch new", "test -e Makefile -a -e new"), "again": (None, "true", "test -e new"),
+        "no": ()},)}, {"only": "again"}, ("fresh", "again")),
     "variants": ({"CASES": [("fused-int8", "prefill", 4)]}, {"samples": 2}, ("prefill, fused-int8",)),
-}
+}  # fmt: skip
 
 
 class Here:

@@ -171,23 +171,6 @@ def test_explain_and_generate_say_what_the_graph_reads(run, folder, name):
     assert answer.nbytes[1:] == pytest.approx([needed + more for more in remembered])
 
 
-@pytest.mark.parametrize(
-    "name, says",
-    [
-        ("lora", "is a LoRA adapter, not a language model"),
-        ("flux", r"is a model of images or video \(flux\), not a language model"),
-    ],
-)
-def test_what_is_no_language_model_has_no_speed(run, tmp_path, name, says):
-    path = tmp_path / f"{name}.gguf"
-    tensor = {"lora": "blk.0.attn_q.weight.lora_a", "flux": "double_blocks.0.img_mod.lin.weight"}[name]
-    metadata = {"general.architecture": {"lora": "llama"}.get(name, name)}
-    writer.write(path, metadata, [TensorInfo.new(tensor, "F32", (32, 64))], [np.ones((32, 64), np.float32)])
-    for arguments in (["explain", "--json", path], ["generate", "--tokens", "1", path]):
-        found = run(*arguments)
-        assert found.exit_code == 2 and re.search(says, found.output) and found.output.count("\n") == 1, found.output
-
-
 def test_llama_cpp_does_not_go_back_where_a_state_cannot(folder):
     with llama_cpp.opened(model_files.write(folder, "tiny-qwen35")) as llama:
         llama.logits([5, 7, 9])

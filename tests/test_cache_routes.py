@@ -180,13 +180,17 @@ def records(encoding="utf-8", separator=",", quote=""):
     return ("\r\n".join(map(separator.join, cells)) + "\r\n").encode(encoding)
 
 
+RECORD = [[(0, [1, 2]), (1, [2, 3])], [(0, [2, 3]), (1, [2, 4])]]
+OBJECTS = "\n".join(
+    json.dumps({"layer": layer, "token": token, "ids": ids}) for token, step in enumerate(RECORD) for layer, ids in step
+)
 AS_WRITTEN = {  # by what: the same record
     "plain": records(), "a mark": records("utf-8-sig"),
     "PowerShell 5": records("utf-16"), "no mark": records("utf-16-le"),
     "big-endian": records("utf-16-be"), "UTF-32": records("utf-32"),
     "a German Excel": records(separator=";"), "tabs": records(separator="\t"), "Export-Csv": records(quote='"'),
     "spaces": records(separator=" , "), "gzipped UTF-16": gzip.compress(records("utf-16")),
-    "lines before": b"\n\n" + records(),
+    "lines before": b"\n\n" + records(), **{f"JSON, {by}": OBJECTS.encode(by) for by in ("utf-8-sig", "utf-16")},
 }  # fmt: skip
 
 
@@ -194,14 +198,7 @@ AS_WRITTEN = {  # by what: the same record
 def test_a_record_is_read_as_tools_and_systems_write_it(by, tmp_path):
     path = tmp_path / "routes.csv"
     path.write_bytes(AS_WRITTEN[by])
-    assert routes.read_routes(path).decoded == [[(0, [1, 2]), (1, [2, 3])], [(0, [2, 3]), (1, [2, 4])]]
-
-
-def test_json_lines_have_marks_and_16_bits_too(tmp_path):
-    for encoding in ("utf-8-sig", "utf-16"):
-        path = tmp_path / encoding
-        path.write_bytes(LINES.encode(encoding))
-        assert len(routes.read_routes(path).decoded) == 3
+    assert routes.read_routes(path).decoded == RECORD
 
 
 @pytest.mark.parametrize("byte", [2, 12, 40, -12, -6, -1])

@@ -198,16 +198,11 @@ def test_variables_of_the_template(thinking, given, text):
     )
 
 
-@pytest.mark.parametrize(
-    "given, says",
-    [
-        ('{"enable_thinkin": false}', "does not read 'enable_thinkin'; it reads bos_token, enable_thinking"),
-        ('{"messages": []}', "does not read 'messages'"),
-        ("enable_thinking=false", "not JSON: Expecting value"),
-        ("[" * 100_000, "not JSON: "),
-        ("[1]", "not a JSON object such as"),
-    ],
-)
+@pytest.mark.parametrize("given, says", [
+    ('{"enable_thinkin": false}', "does not read 'enable_thinkin'; it reads bos_token, enable_thinking"),
+    ('{"messages": []}', "does not read 'messages'"), ("enable_thinking=false", "not JSON: Expecting value"),
+    ("[" * 100_000, "not JSON: "), ("[1]", "not a JSON object such as"),
+])  # fmt: skip
 def test_variables_that_the_template_does_not_read(thinking, given, says):
     result = CliRunner().invoke(main, ["generate", str(thinking), "--chat", "--chat-template-kwargs", given, "-p", "a"])
     assert result.exit_code == 2 and says in result.stderr and "Traceback" not in result.stderr

@@ -41,19 +41,25 @@ def test_every_command_has_help_with_an_example_and_its_exit_codes(path, command
         assert isinstance(option, click.Argument) or option.help, f"{option.opts[0]} has no help"
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [(KitError("a.gguf: bad"), "kit: error: a.gguf: bad\n"), (PermissionError(13, "Permission denied", "/x"), "/x")],
-)
-def test_an_expected_error_is_one_line_and_exit_code_2(error, said):
+def raising(error):
+    """The result of a command that raises an error."""
+
     @cli.main.command("raises")
     def raises():
         raise error
 
     try:
-        result = CliRunner().invoke(cli.main, ["raises"])
+        return CliRunner().invoke(cli.main, ["raises"])
     finally:
         del cli.main.commands["raises"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(KitError("a.gguf: bad"), "kit: error: a.gguf: bad\n"), (PermissionError(13, "Permission denied", "/x"), "/x")],
+)
+def test_an_expected_error_is_one_line_and_exit_code_2(error, said):
+    result = raising(error)
     assert result.exit_code == 2
     assert said in result.output and result.output.count("\n") == 1
 
@@ -109,15 +115,7 @@ def test_a_small_limit_of_addresses_is_seen_and_said(tmp_path):
     "error", [ZeroDivisionError(), RuntimeError("shapes"), ImportError("cannot import name 'x'")], ids=repr
 )
 def test_a_bug_keeps_its_traceback(error):
-    @cli.main.command("bug")
-    def bug():
-        raise error
-
-    try:
-        result = CliRunner().invoke(cli.main, ["bug"])
-    finally:
-        del cli.main.commands["bug"]
-    assert result.exception is error
+    assert raising(error).exception is error
 
 
 def test_doctor_says_what_to_do(monkeypatch):

@@ -91,8 +91,8 @@ def test_a_compressed_gguf_holds_the_quantized_weights(source, packed):
     with kit.open(source) as original, CompressedFile(packed) as file:
         assert file.tensors.keys() == original.tensors.keys()
         assert {k: v.shape for k, v in file.tensors.items()} == {k: v.shape for k, v in original.tensors.items()}
-        for key, value in original.metadata.items():
-            assert file.metadata[key] == value, key
+        assert original.metadata.items() <= file.metadata.items() and file.metadata["kit.codec.version"] == 1
+        assert file.gguf.tensors["blk.1.ffn_up.weight.scales"].qtype == "F32"
         assert len(file.matrices) == 15  # 7 a layer and the output
         for name, matrix in file.matrices.items():
             values, scales = quantize(kit.dequantize(original.blocks(name), original.tensors[name].qtype))
@@ -102,12 +102,6 @@ def test_a_compressed_gguf_holds_the_quantized_weights(source, packed):
         assert sum(matrix.nbytes for matrix in file.matrices.values()) < sum(
             original.tensors[name].elements for name in file.matrices
         )
-
-
-def test_the_container_is_a_gguf(packed):
-    with kit.open(packed) as file:
-        assert file.metadata["kit.codec.version"] == 1
-        assert file.tensors["blk.1.ffn_up.weight.scales"].qtype == "F32"
 
 
 def test_threads_write_the_same_file(source, packed, tmp_path):
@@ -125,23 +119,17 @@ def test_tied_output_and_experts_are_linear_layers(tmp_path):
     verify(packed, source=path)
 
 
-def test_a_compressed_safetensors_file(tmp_path):
+@pytest.mark.parametrize("coding", ["int8", "bf16"])
+def test_a_compressed_safetensors_file(tmp_path, coding):
+    """The values of round to nearest in eight bits, and every bit of bfloat16."""
     weight = torch.randn(40, 24)
-    path = bf16_file(tmp_path / "model.safetensors", weight.half())
-    packed = compress(path, tmp_path / "out.gguf")
-    assert verify(packed, source=path) == (3, 1)
-    with CompressedFile(packed) as file:
-        matrix = file.matrices["model.layers.0.mlp.up_proj.weight"]
-        assert np.array_equal(unpack(matrix).numpy(), quantize(weight.half())[0])
-
-
-def test_bf16_coding_is_lossless(tmp_path):
-    weight = torch.randn(40, 24).bfloat16()
+    weight = weight.bfloat16() if coding == "bf16" else weight.half()
     path = bf16_file(tmp_path / "model.safetensors", weight)
-    packed = compress(path, tmp_path / "out.gguf", coding="bf16")
+    packed = compress(path, tmp_path / "out.gguf", coding=coding)
     assert verify(packed, source=path) == (3, 1)
     with CompressedFile(packed) as file:
-        assert torch.equal(unpack(file.matrices["model.layers.0.mlp.up_proj.weight"]), weight)
+        unpacked = unpack(file.matrices["model.layers.0.mlp.up_proj.weight"])
+    assert torch.equal(unpacked, weight if coding == "bf16" else torch.as_tensor(quantize(weight)[0]))
 
 
 @pytest.mark.parametrize("coding", ["int8", "bf16"])
@@ -154,16 +142,11 @@ def test_nan_in_a_file(tmp_path, coding):
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize(
-    "tensors, coding, message",
-    [
-        ({"up.weight": torch.zeros(0, 4)}, "int8", "empty"),
-        ({"up.weight": torch.zeros(4, 4)}, "bf16", "use int8"),
-        ({"up.weight": torch.zeros(4, 4)}, "zip", "int8, bf16"),
-        ({"norm.weight": torch.zeros(4)}, "int8", "nothing to compress"),
-        ({"bias": torch.zeros(4, dtype=torch.bool)}, "int8", "BOOL"),
-    ],
-)
+@pytest.mark.parametrize("tensors, coding, message", [
+    ({"up.weight": torch.zeros(0, 4)}, "int8", "empty"), ({"up.weight": torch.zeros(4, 4)}, "bf16", "use int8"),
+    ({"up.weight": torch.zeros(4, 4)}, "zip", "int8, bf16"), ({"norm.weight": torch.zeros(4)}, "int8", "nothing to compress"),
+    ({"bias": torch.zeros(4, dtype=torch.bool)}, "int8", "BOOL"),
+])  # fmt: skip
 def test_files_that_cannot_be_compressed(tmp_path, tensors, coding, message):
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CodecError, match=message):

@@ -82,34 +82,16 @@ def test_any_bytes_are_no_tiles(data):
         Tiles.from_bytes(data)
 
 
-@pytest.mark.parametrize(
-    "field, value, message",
-    [
-        ("magic", b"GGUF", "starts with"),
-        ("version", 9, "version 9"),
-        ("slot_bits", 14, "slots"),
-        ("unit_bits", 32, "units of 32 bits"),
-        ("lanes", 12, "12 lanes"),
-        ("predictor", 9, "predictor number 9"),
-        ("reserved", 1, "reserved"),
-        ("rows", 0, "shape"),
-        ("rows", 2**32 - 1, "do not fit|tables"),
-        ("tile_rows", 2**31, "tiles of"),
-        ("tables", 2**31, "tables"),
-        ("stream_bytes", 2**62, "do not fit"),
-    ],
-)
+@pytest.mark.parametrize("field, value, message", [
+    ("magic", b"GGUF", "starts with"), ("version", 9, "version 9"), ("slot_bits", 14, "slots"),
+    ("unit_bits", 32, "units of 32 bits"), ("lanes", 12, "12 lanes"), ("predictor", 9, "predictor number 9"),
+    ("reserved", 1, "reserved"), ("rows", 0, "shape"), ("rows", 2**32 - 1, "do not fit|tables"),
+    ("tile_rows", 2**31, "tiles of"), ("tables", 2**31, "tables"), ("stream_bytes", 2**62, "do not fit"),
+])  # fmt: skip
 def test_a_header_that_lies(field, value, message):
     serial = bytearray(SERIAL["kit"])
     np.frombuffer(serial, HEADER, count=1)[field] = value
     with pytest.raises(CodecError, match=message):
-        Tiles.from_bytes(serial)
-
-
-def test_a_table_that_does_not_sum():
-    serial = bytearray(SERIAL["kit"])
-    serial[HEADER.itemsize + 2 * 5] += 1
-    with pytest.raises(CodecError, match="sum to 4096"):
         Tiles.from_bytes(serial)
 
 

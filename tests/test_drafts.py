@@ -51,8 +51,8 @@ def test_one_pass_over_several_tokens_equals_one_over_each(folder, name, linear)
     right = one_by_one(model, other, draft)
     verified = model.verify(draft, cache)
     assert cache.length == other.length == len(PROMPT) + len(draft)
-    recorded = not model.unplanned_several
-    bits = linear != "fused" and recorded
+    assert not model.unplanned_several
+    bits = linear != "fused"
     assert torch.equal(verified.logits, right) if bits else (verified.logits - right).abs().max() < 2e-4 * right.std()
     for kept in (2, 0, 4):
         cache, other = model.new_cache(64), model.new_cache(64)
@@ -99,17 +99,6 @@ def test_states_are_copied_on_one_thread(folder, monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert len(seen) > 5 and set(seen) == {1}
-
-
-def test_most_kinds_of_layers_are_recorded(folder):
-    told = {}
-    for name in KINDS:
-        model = model_of(folder, name)
-        cache = model.new_cache(64)
-        model.step(PROMPT, cache)
-        model.verify([5, 9], cache)
-        told[name] = model.unplanned_several
-    assert not any(told.values()), told
 
 
 class Own(Drafter):
@@ -208,7 +197,7 @@ def test_a_draft_that_loses_is_switched_off_and_says_so(folder, monkeypatch):
     counts = {"passes": 10, "drafted": 20, "accepted": 15, "refused": 5, "tokens": 25}
     good = Drafting("x", 3 << 20, **counts, timed=[Timed(4, 2, 1, True, 0.01, 0.01)] * 10, plain=[0.1] * 5)
     assert not good.loses and "switched" not in good.told() and "75%" in good.told() and good.chance == 0.75
-    assert "a drafted token takes 5.00 ms and reads 3.00 MiB of weights" in good.told()
+    assert "5.00 ms" in good.told() and "3.00 MiB" in good.told()
     slow = Drafting("x", 0, **counts, timed=[Timed(4, 2, 1, True, 0.9, 0.9)] * 10, plain=[0.1] * 5)
     assert slow.loses and "reads no weights" in slow.told()
     slow.stays = True

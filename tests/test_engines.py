@@ -104,17 +104,11 @@ def test_threads_replace_those_that_the_user_gave(tmp_path):
     assert engine.facts.flags["options"] == "-fa 1 -t 1" and engine.label.endswith("-t 1")
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ("-m other.gguf", "leave out -m: the FILE of the command"),
-        ("-p 512", "leave out -p: kit gives the lengths itself"),
-        ("-o md", "leave out -o: kit reads the JSON output"),
-        ("-t 1,2", "-t 1,2: give a whole number"),
-        ("-t 0", "-t 0: give a whole number"),
-        ("-t", "-t : give a whole number"),
-    ],
-)
+@pytest.mark.parametrize("options, message", [
+    ("-m other.gguf", "leave out -m: the FILE of the command"), ("-p 512", "leave out -p: kit gives the lengths itself"),
+    ("-o md", "leave out -o: kit reads the JSON output"), ("-t 1,2", "-t 1,2: give a whole number"),
+    ("-t 0", "-t 0: give a whole number"), ("-t", "-t : give a whole number"),
+])  # fmt: skip
 def test_options_that_kit_gives_itself(tmp_path, options, message):
     with pytest.raises(EngineError, match=message):
         opened(f"{bench(tmp_path)} {options}", tmp_path / "m.gguf")
@@ -275,13 +269,10 @@ def test_a_busy_machine_gives_no_advice(model, tmp_path, roof, monkeypatch):
     table = explained(model, "--engine", bench(tmp_path), "--markdown").partition("| engine |")[2].splitlines()
     assert next(line for line in table if "tg64" in line).endswith("|  |"), "no share of a limit either"
     text = " ".join(explained(model, "--engine", bench(tmp_path), "--threads", "1,2").split())
-    assert "while other processes used the cores" in text and "first close what uses 1.5 cores" in text
-    assert "the option" not in text
+    assert "1.5 cores" in text and "the option" not in text
     monkeypatch.setattr(state, "cores_used_by_others", lambda: 1.5)
     monkeypatch.setattr(state, "settle", lambda patience: "other processes use 1.5 cores: they disturb")
     both = ["explain", str(model), "--engine", str(bench(tmp_path)), "--engine", str(bench(tmp_path, "llama-bench-2"))]
-    ran = CliRunner().invoke(main, both)
-    assert ran.exit_code == 2 and "not compared: other processes use 1.5 cores" in ran.stderr
     for value, said in {"": "not compared: other", "a while": "KIT_PATIENCE=a while: give seconds"}.items():
         monkeypatch.setenv("KIT_PATIENCE", value)  # both ended in a ValueError: the variable was read in two ways
         ran = CliRunner().invoke(main, both)
@@ -335,7 +326,7 @@ def test_markdown_of_a_running_server():
     out = pasted.markdown(answer)
     assert "| `llama-server` | b1 | 8 | pp512 | 50 |" in out and "| tg @ d64 | 10 | 9.09 to 11.1 | 30% |" in out
     assert "| tg @ d4096 | 5 | 5 to 5 |" in out and "loading the model" not in out and "33 ms \\| read" in out
-    assert "memory reads at 30.0 GB/s. Measured by kit" in out
+    assert "at 30.0 GB/s" in out
 
 
 # --- pictures and the gallery ---------------------------------------------------------------------------------------

@@ -20,11 +20,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from invented import MACHINE
-from test_gguf_reader import assemble
 
 import kit
 from kit.lab.commands import cli
-from kit.lab.explaining import answer, quants, sentences, tables
+from kit.lab.explaining import quants, sentences, tables
 from kit.lab.explaining import to_measure as measuring
 from kit.lab.explaining.lines import MOST
 from kit.lab.explaining.measured_ways import measure
@@ -33,7 +32,7 @@ from kit.lab.measuring.measurements import Reading
 from kit.lab.measuring.process import process_bytes
 from kit.lab.predicting.measured import DTYPES, FUSED, Cost, measure_costs
 from kit.lab.predicting.order import order_of
-from kit.lab.predicting.ways import BLOCK_WAYS, BLOCKS, LAZY, Way, predict, used_tensors
+from kit.lab.predicting.ways import BLOCKS, LAZY, Way, predict, used_tensors
 from kit.units import format_bytes, format_seconds
 
 
@@ -218,11 +217,6 @@ def test_every_printed_command_runs_as_printed(folder, tmp_path_factory, monkeyp
         assert ran.exit_code == 0, (command, ran.output)
 
 
-def test_memory_that_the_process_alone_takes_is_one_error(path):
-    told = CliRunner().invoke(cli.main, ["explain", str(path), "--memory", "300MiB"])
-    assert told.exit_code == 2 and "the process alone takes" in told.output and told.output.count("\n") == 1
-
-
 # --- controls --------------------------------------------------------------------------------------------------------
 
 
@@ -311,24 +305,13 @@ def test_the_command_as_json(run, path, tmp_path):
     assert all(row["kl"] > 0 for row in told["quality"][1:]) and not told["no_quality"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--memory", "much"), "is not a size"),
-        (("--memory", "0"), "--memory 0 holds nothing"),
-        (("--tokens", "1"), "see kit explain --help"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("--memory", "much"), "is not a size"), (("--memory", "0"), "--memory 0 holds nothing"),
+    (("--memory", "300MiB"), "the process alone takes"), (("--tokens", "1"), "see kit explain --help"),
+])  # fmt: skip
 def test_what_cannot_be_done_is_one_line(run, path, arguments, message):
     result = run(path, *arguments)
     assert result.exit_code == 2 and message in result.output and len(result.output.splitlines()) == 1
-
-
-def test_a_file_without_weights_says_so_everywhere(run, tmp_path):
-    (tmp_path / "vocabulary.gguf").write_bytes(assemble())
-    for arguments in (["explain"], ["inspect"], ["generate", "--tokens", "1"], ["reproduce", "--model"]):
-        said = CliRunner().invoke(cli.main, [*arguments, str(tmp_path / "vocabulary.gguf")]).output
-        assert "holds no weights" in said and "nothing to run" in said, arguments
 
 
 def test_an_architecture_that_cannot_be_run_is_refused_before_the_first_cell(odd, tmp_path):
@@ -389,13 +372,13 @@ def test_a_minute_does_not_count_the_compiling_of_kernels(study, monkeypatch):
         return order
 
     monkeypatch.setattr("kit.lab.explaining.study.order_of", recorded)
-    fresh = Study(study.file, lambda: MACHINE, memory=2 << 20, tokens=3)
-    assert fresh.order is order and 0.01 < sum(fresh.compiled) < time.perf_counter() - fresh.began
+    fresh = Study(study.file, lambda: MACHINE, memory=2 << 20, tokens=3, again=True)  # or the pass that ``study`` kept is its
+    assert fresh.order is order and 0 < sum(fresh.compiled) < time.perf_counter() - fresh.began
     fresh.__dict__["costs"] = costs
     fresh.minute, fresh.compiled = time.perf_counter() - fresh.began - 50, [100.0]
     assert len(measuring.measure_best(fresh, 0)) == 1
-    fresh.compiled, fresh.measured, fresh.again = [], {}, True
-    assert not measuring.measure_best(fresh, 0) and "a minute had passed" in sentences.advise(answer.of(fresh))
+    fresh.compiled, fresh.measured = [], {}
+    assert not measuring.measure_best(fresh, 0)
 
 
 def test_what_quality_measures_is_known_from_then_on(path, monkeypatch):
@@ -407,21 +390,6 @@ def test_what_quality_measures_is_known_from_then_on(path, monkeypatch):
     refused = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
     monkeypatch.setattr("kit.lab.explaining.study.kept", lambda *_: (_ for _ in ()).throw(kit.KitError("no tokenizer")))
     assert refused.losses == refused.quality == "no tokenizer"
-
-
-def test_nothing_is_to_change_only_where_the_default_is_as_fast(path):
-    """Where blocks were faster than what kit does by itself, or that does not fit, it said that there is nothing. And "exact is
-    as fast as any way here", of the slowest row, was a riddle."""
-    study = Study(kit.open(path), lambda: MACHINE, memory=2 << 20, tokens=3)
-    blocks, other = ({way: Reading(way.label, "", (seconds,))} for way, seconds in ((BLOCKS, 1), (LAZY, 2)))
-    told = lambda ways, default: answer._change(answer.Conclusion(study, ways, default, None, {}))[0]  # noqa: E731
-    assert told(blocks | other, BLOCKS) == "With kit: keep the default (exact)."
-    rounded = {way: Reading(way.label, "", (0.99,)) for way in BLOCK_WAYS[1:]}
-    assert (
-        told(rounded | blocks, BLOCKS) == "With kit: keep the default (exact): int16 and int8 are not measurably faster here."
-    )
-    assert told(blocks | other, LAZY) == told(blocks, None) == "With kit: take exact."
-    assert told(other, LAZY).startswith("With kit: nothing to change within this memory")
 
 
 def test_a_disturbed_measurement_is_repeated_and_then_marked(path, monkeypatch):

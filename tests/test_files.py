@@ -124,19 +124,15 @@ def test_a_second_reproduce_in_the_folder_is_one_error(tmp_path):
     assert done.stderr.count("\n") == 1 and not list(out.iterdir())
 
 
-def test_a_run_is_not_mixed_with_other_files(tmp_path):
-    (tmp_path / "thesis.tex").write_text("mine")
-    done = CliRunner().invoke(main, ["reproduce", "--profile", "smoke", "--only", "08", "--out", str(tmp_path)])
-    assert done.exit_code == 2 and "has other files (thesis.tex): name a new folder with --out" in done.stderr
-    assert os.listdir(tmp_path) == ["thesis.tex"]
-
-
-def test_pages_are_rendered_where_there_are_some(tmp_path):
-    (tmp_path / "first").mkdir()
-    (tmp_path / "first" / "run.json").write_text("{}")
-    done = CliRunner().invoke(main, ["report", "html", str(tmp_path)])
-    assert done.exit_code == 2 and "is neither a run nor a merged report: name one of its runs (first" in done.stderr
-    assert os.listdir(tmp_path) == ["first"]
+@pytest.mark.parametrize("path, words, says", [
+    ("thesis.tex", "reproduce --profile smoke --only 08 --out", "has other files (thesis.tex): name a new folder with --out"),
+    ("first/run.json", "report html", "is neither a run nor a merged report: name one of its runs (first"),
+])  # fmt: skip
+def test_a_folder_that_is_no_run_stays_as_it_is(tmp_path, path, words, says):
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text("{}")
+    done = CliRunner().invoke(main, [*words.split(), str(tmp_path)])
+    assert done.exit_code == 2 and says in done.stderr and os.listdir(tmp_path) == [Path(path).parts[0]]
 
 
 def test_a_full_disk_says_what_helps_the_one_who_asked(tmp_path, monkeypatch):

@@ -49,23 +49,19 @@ def test_quick_says_file_fit_and_limit_and_runs_nothing(llama, monkeypatch):
     assert told["fits"] is False and "does not fit" in " ".join(told["says"])
 
 
-def test_quick_gives_no_limit_of_a_busy_minute(llama, monkeypatch, crowded):
-    _nothing_compiles(monkeypatch)
-    monkeypatch.setattr(quick, "reads", lambda: pytest.fail("torch is imported for it: it took four of five seconds"))
-    done = run("explain", llama, "--quick")
-    assert done.stdout.startswith("Busy machine: ") and "At most" not in done.stdout
-    assert json.loads(run("explain", llama, "--quick", "--json").stdout)["limit"] is None
-
-
-@pytest.mark.parametrize("words", [["explain"], ["inspect"], ["models"]])
+@pytest.mark.parametrize("words", [["explain"], ["inspect"], ["models"], ["explain", "--quick"]], ids=" ".join)
 def test_no_command_gives_the_limit_of_a_busy_minute(llama, monkeypatch, crowded, serve, words):
     """`kit explain URL` said "at most 12.7 tokens per second here" of a loaded second, and `kit models` of each model."""
     monkeypatch.setattr(quick, "look", lambda seconds: 0.0)
     monkeypatch.setattr("kit.gguf.stores.everywhere", lambda: {"tiny": llama})
-    server = serve({"/tiny.gguf": llama.read_bytes()})
-    asked = words if words == ["models"] else [*words, f"{server.url}/tiny.gguf"]
+    if "--quick" in words:
+        _nothing_compiles(monkeypatch)
+        monkeypatch.setattr(quick, "reads", lambda: pytest.fail("torch is imported for it: it took four of five seconds"))
+    place = llama if "--quick" in words else f"{serve({'/tiny.gguf': llama.read_bytes()}).url}/tiny.gguf"
+    asked = words if words == ["models"] else [*words, place]
     done = run(*asked)
-    assert done.exit_code == 0 and done.stdout.startswith("Busy machine: ") and "per second here" not in done.stdout
+    assert done.exit_code == 0 and done.stdout.startswith("Busy machine: ")
+    assert not re.search("per second here|At most", done.stdout)
     told = json.loads(run(*asked, "--json").stdout)
     assert (told["rows"][0]["tokens_per_second"] if words == ["models"] else told["limit"]) is None
 
@@ -75,8 +71,7 @@ def test_explain_begins_with_file_fit_and_limit_before_it_compiles(llama, monkey
     monkeypatch.setattr(quick, "look", lambda seconds: 0.0)
     monkeypatch.setattr(ahead, "kernels", lambda *given, **more: (_ for _ in ()).throw(KeyboardInterrupt))
     text = " ".join(run("explain", llama).stdout.split())
-    assert "architecture llama" in text and "It fits: 1.47 MiB of blocks" in text
-    assert re.search(r"First guess: at most \S+ tokens per second, .* The table below replaces it", text)
+    assert re.search(r"architecture llama.*It fits: 1.47 MiB .*First guess: ", text)
 
 
 def test_on_a_busy_machine_what_is_no_comparison_or_takes_long_is_left_out(llama, monkeypatch):
@@ -105,14 +100,13 @@ def test_on_a_busy_machine_what_is_no_comparison_or_takes_long_is_left_out(llama
         assert study.Study(file, lambda: None, 1 << 30, minute=50.0, busy=Busy(1.6)).text == 1041
 
 
-@pytest.mark.parametrize("words", [
-    ["--report", "x"], ["--figure", "x.png"], ["--engine", "kit"], ["--thorough"], ["--machine", "apple-m4-16gb"], ["--all"],
-], ids=" ".join)  # fmt: skip
-def test_an_option_that_quick_does_not_follow_is_refused(llama, words):
-    """`kit explain --quick --report x` wrote nothing and said nothing of it."""
-    done = run("explain", llama, "--quick", *words)
-    assert done.exit_code == 2 and f"--quick runs and measures nothing: leave out {words[0]}" in done.output
-    assert "leave out a server" in run("explain", "http://127.0.0.1:1", "--quick").output
+@pytest.mark.parametrize("words, says", [
+    (["--engine", "kit '-t 2"], "quote it as for a shell"),
+    (["--machine", "apple-m4-16gb", "--memory", "20GiB"], "is more than apple-m4-16gb has: give at most 16.00 GiB"),
+])  # fmt: skip
+def test_what_cannot_be_asked_is_one_line(llama, words, says):
+    done = run("explain", llama, *words)
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1 and says in done.stderr
 
 
 @pytest.mark.parametrize(("option", "value"), [("--temperature", "-1"), ("--top-p", "2"), ("--top-k", "-3")])
@@ -121,17 +115,6 @@ def test_a_wrong_option_is_refused_before_the_file_is_opened(option, value):
     more = () if option == "--temperature" else ("--temperature", "1")
     done = run("generate", "no such file.gguf", "-p", "x", option, value, *more)
     assert done.exit_code == 2 and "cannot sample" in done.output
-
-
-def test_an_open_quotation_mark_is_one_line(llama):
-    done = run("explain", llama, "--engine", "kit '-t 2")
-    assert done.exit_code == 2 and done.stderr.count("\n") == 1 and "quote it as for a shell" in done.stderr
-
-
-def test_a_machine_has_no_more_memory_than_it_has(llama):
-    done = run("explain", llama, "--machine", "apple-m4-16gb", "--memory", "20GiB")
-    assert done.exit_code == 2 and "is more than apple-m4-16gb has: give at most 16.00 GiB" in done.output
-    assert run("explain", llama, "--machine", "apple-m4-16gb", "--memory", "16GiB").exit_code == 0
 
 
 @pytest.mark.parametrize("words", [

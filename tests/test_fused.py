@@ -35,21 +35,7 @@ from kit.lab.exactness import exactness, random_blocks
 from kit.model import linear as model_linear
 
 COMMON = ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_0", "F16", "BF16", "F32"]
-OTHERS = [
-    "Q1_0",
-    "Q2_0",
-    "Q5_0",
-    "Q2_K",
-    "Q4_1",
-    "Q5_1",
-    "Q3_K",
-    "TQ1_0",
-    "IQ4_XS",
-    "MXFP4",
-    "NVFP4",
-    "IQ2_XXS",
-    "IQ3_S",
-]  # by scales
+OTHERS = "Q1_0 Q2_0 Q5_0 Q2_K Q4_1 Q5_1 Q3_K TQ1_0 IQ4_XS MXFP4 NVFP4 IQ2_XXS IQ3_S".split()  # by scales
 TESTS = Path(__file__).parent
 ACCURACIES = ["float32", "int16", "int8"]
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(3, 500, 20)]
@@ -137,15 +123,6 @@ def test_a_few_tokens_of_every_format(qtype):
         for rows in (3, 19):  # fewer than a tile's first sixteen; and than its second
             check(qtype, rows, shape(qtype, 2), one, "int8", place=guarded)
         check(qtype, 50, shape(qtype, 2), two, "float32" if qtype in PLANES[:2] else "int8")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tier", [tier for tier in simd.available() if tier not in (simd.tier().value, "plain")])
-def test_a_few_tokens_on_the_other_tiers(tier):
-    with simd.using(tier), by(TILES):
-        for qtype in ("Q4_K", "Q5_0", "IQ4_XS"):
-            for accuracy in ACCURACIES:
-                check(qtype, 19, shape(qtype, 2), 4, accuracy)
 
 
 def test_the_faster_of_two_kernels_multiplies(monkeypatch):
@@ -249,6 +226,8 @@ def test_the_other_tiers_too(tier, accuracy):
         for qtype in ("Q4_K", "Q5_0", "IQ4_XS"):  # IQ4_XS: steps and codes of any value, once wrong without AVX
             for tokens in (1, 6):
                 check(qtype, 5, shape(qtype, 2), tokens, accuracy)
+            with by(ROWS if tier == "plain" else TILES):  # plain has no tiles
+                check(qtype, 19, shape(qtype, 2), 4, accuracy)
 
 
 @pytest.mark.parametrize("tier", [None, simd.tier().value])  # with the CPU's matrix unit, if it has one, and without
@@ -398,18 +377,13 @@ def test_no_tokens():
     assert linear(matrix("Q4_K", 4, 256)[0], "Q4_K", torch.empty(0, 256)).shape == (0, 4)
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (dict(qtype="Q9_X"), "does not support 'Q9_X'"),
-        (dict(activations="int4"), "float32, int16, int8"),
-        (dict(x=torch.zeros(1, 512)), "144 bytes do not match x with 512"),
-        (dict(x=torch.zeros(256)), r"\(tokens, columns\)"),
-        (dict(x=torch.zeros(1, 256, dtype=torch.float64)), "float64"),
-        (dict(blocks=np.zeros((2, 145), np.uint8)), "145 bytes do not match x with 256"),
-        (dict(blocks=np.zeros((4, 144), np.uint8)[::2]), "C-contiguous"),
-    ],
-)
+@pytest.mark.parametrize("change, message", [
+    (dict(qtype="Q9_X"), "does not support 'Q9_X'"), (dict(activations="int4"), "float32, int16, int8"),
+    (dict(x=torch.zeros(1, 512)), "144 bytes do not match x with 512"), (dict(x=torch.zeros(256)), r"\(tokens, columns\)"),
+    (dict(x=torch.zeros(1, 256, dtype=torch.float64)), "float64"),
+    (dict(blocks=np.zeros((2, 145), np.uint8)), "145 bytes do not match x with 256"),
+    (dict(blocks=np.zeros((4, 144), np.uint8)[::2]), "C-contiguous"),
+])  # fmt: skip
 def test_errors_say_what_is_wrong(change, message):
     good = dict(blocks=np.zeros((2, 144), np.uint8), qtype="Q4_K", x=torch.zeros(1, 256), activations="float32")
     with pytest.raises(QuantError, match=message):

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -20,6 +21,8 @@ from kit.lab.report import html, planning, runner
 from kit.lab.report import run as runs
 from kit.lab.report.runner import Outcome
 from kit.system.paths import ROOT
+
+TIMES = r"([\d.]+) ms (?:after [\d,]+ positions )?on (\d+)"  # of a warning: a time and its page
 
 
 def warned(**given):
@@ -63,11 +66,10 @@ def test_pages_of_a_run_have_one_bound_and_none_that_another_page_beats():
         ]
 
     assert gates.across(rows(0.12, 0.110, 0.110)) == []
-    assert gates.across(rows(0.12, 0.106, 0.110)) == [
-        ("a token is at least 106 ms on 07 and 110 ms on 00: two limits", "counted")
-    ]
+    [(told, how)] = gates.across(rows(0.12, 0.106, 0.110))
+    assert (how, re.findall(TIMES, told)) == ("counted", [("106", "07"), ("110", "00")])
     [(told, how)] = gates.across(rows(0.0783, 0.110, 0.110))
-    assert told == "a token takes 78.3 ms on 01 and at least 110 ms on 00: the limit is wrong" or "on 07" in told
+    assert re.findall(TIMES, told)[0] == ("78.3", "01") and "110 ms" in told
     assert how == "measured", "another process may have slowed what the bound was taken from"
 
 
@@ -82,10 +84,9 @@ def test_a_token_after_more_positions_takes_no_less():
     right = deep(64, 0.041), deep(4096, 0.055), deep(0, 0.040, "07")
     assert gates.across(right) == [] and gates.across([deep(64, 0.041), deep(4096, 0.035)]) == [], "the same state of memory"
     [(told, how)] = gates.across([deep(4096, 0.0413), deep(64, 0.0653)])
-    here, there = "41.3 ms after 4,096 positions on 04", "65.3 ms after 64 positions on 04"
-    assert (how, told) == ("measured", f"a token takes {here} and {there}: more positions cannot take less")
+    assert (how, re.findall(TIMES, told)) == ("measured", [("41.3", "04"), ("65.3", "04")])
     [(told, _)] = gates.across([deep(64, 0.0226), deep(0, 0.0412, "07")])
-    assert told.startswith("a token takes 22.6 ms after 64 positions on 04 and 41.2 ms on 07")
+    assert re.findall(TIMES, told) == [("22.6", "04"), ("41.2", "07")]
     free = {"parameters": {"model": "", "device": "cpu"}}
     assert gates.across([deep(64, 0.0226, **free), deep(0, 0.0412, "07", **free)]) == [], "each page generates another model"
     own = deep(4096, 0.2, lower=0.1, lower_source="b"), deep(0, 0.05, "07", lower=0.04, lower_source="b")
@@ -132,7 +133,7 @@ def test_one_limit_has_one_value_in_a_run_and_each_page_is_drawn_once(tmp_path, 
     for name, what in (("01_first", MEASURES), ("02_second", FASTER), ("08_all", "open('all', 'a').write('x')")):
         notebooks.add(name, what)
     done = reproduce(notebooks.path, known_machine(tmp_path / "out"))
-    assert "a later probe found faster memory: its limit, with the same measurements, for 01_first, 02_second\n" in done.output
+    assert "same measurements, for 01_first, 02_second\n" in done.output
     assert sorted(drawn) == ["01_first", "02_second", "08_all"] and (tmp_path / "out" / "all").read_text() == "x"
     assert "warning" not in done.output
     rows = json.loads((tmp_path / "out" / "run.json").read_text())["notebooks"]
@@ -273,8 +274,8 @@ def test_the_command_leaves_a_kept_page_and_warns(tmp_path):
     reproduce(notebooks.path, known_machine(tmp_path / "one"))
     notebooks.add("02_second", FASTER)
     told = reproduce(notebooks.path, tmp_path / "two").output
-    assert "01_first  copied from one" in told and "same measurements, for 02_second\n" in told, "not for the kept one"
-    assert "warning: 01_first: its limits are out of date" in told
+    assert "copied from one" in told and "same measurements, for 02_second\n" in told, "not for the kept one"
+    assert "warning: 01_first: its limits " in told
 
 
 def test_the_best_of_each_limit_is_kept():

@@ -119,19 +119,12 @@ def test_a_seed_repeats_itself(model):
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize(
-    "options,message",
-    [
-        ({"temperature": -1.0}, "temperature is -1.0"),
-        ({"temperature": float("nan")}, "temperature is nan"),
-        ({"top_k": -1}, "top_k is -1"),
-        ({"top_p": 0.0}, "top_p is 0.0"),
-        ({"top_p": 1.5}, "top_p is 1.5"),
-        ({"seed": 2**70}, "seed is 1180591620717411303424"),
-        ({"seed": -(2**63) - 1}, "seed is -9223372036854775809"),
-        ({"max_tokens": 0}, "max_tokens is 0"),
-    ],
-)
+@pytest.mark.parametrize("options,message", [
+    ({"temperature": -1.0}, "temperature is -1.0"), ({"temperature": float("nan")}, "temperature is nan"),
+    ({"top_k": -1}, "top_k is -1"), ({"top_p": 0.0}, "top_p is 0.0"), ({"top_p": 1.5}, "top_p is 1.5"),
+    ({"seed": 2**70}, "seed is 1180591620717411303424"), ({"seed": -(2**63) - 1}, "seed is -9223372036854775809"),
+    ({"max_tokens": 0}, "max_tokens is 0"),
+])  # fmt: skip
 def test_settings_out_of_range(model, options, message):
     with pytest.raises(ModelError, match=message):
         kit.generate(model, [5], **options)
@@ -166,26 +159,19 @@ def test_the_command_as_json(path, model, cache, shown):
     assert values["decode_tokens"] == 3 and values["prefill_gb_per_second"] > 0
 
 
-@pytest.mark.parametrize(
-    "args,message",
-    [
-        (("-p", "a", "--tokens", "1"), "give exactly one of -p, --prompt-file and --tokens"),
-        (("-p", "a", "--linear", "fused", "--backend", "reference"), "--backend has no effect"),
-        (("-p", "a", "--top-k", "5"), "--top-k has no effect at --temperature 0"),
-        (("-p", "a", "--system", "b"), "--system has no effect"),
-        (("--tokens", "5", "--chat"), "--chat has no effect"),
-        (("-p", "a", "--chat-template-kwargs", "{}"), "--chat-template-kwargs has no effect without a chat"),
-        (("-p", "a", "--chat"), "has no chat template"),
-        (("-p", "a", "--cache", "lru:1"), "1 bytes? write 1GiB"),
-        ((), "give exactly one of -p, --prompt-file and --tokens"),
-        (("--tokens", "1,x"), "is not a list of token ids"),
-        (("-p", "a", "--cache", "most"), "not one of none, all, auto, lru:SIZE"),
-        (("-p", "a", "--attention", "magic"), "'magic' is not known; choose one of"),
-        (("-p", "a", "--backend", "magic"), "magic"),
-        (("--tokens", "999"), "token 999 is outside the vocabulary of 512"),
-        (("-p", "", "--context", "9999"), "context 9999 is not possible"),
-    ],
-)
+@pytest.mark.parametrize("args,message", [
+    (("-p", "a", "--tokens", "1"), "give exactly one of -p, --prompt-file and --tokens"),
+    (("-p", "a", "--linear", "fused", "--backend", "reference"), "--backend has no effect"),
+    (("-p", "a", "--top-k", "5"), "--top-k has no effect at --temperature 0"),
+    (("-p", "a", "--system", "b"), "--system has no effect"), (("--tokens", "5", "--chat"), "--chat has no effect"),
+    (("-p", "a", "--chat-template-kwargs", "{}"), "--chat-template-kwargs has no effect without a chat"),
+    (("-p", "a", "--chat"), "has no chat template"), (("-p", "a", "--cache", "lru:1"), "1 bytes? write 1GiB"),
+    ((), "give exactly one of -p, --prompt-file and --tokens"), (("--tokens", "1,x"), "is not a list of token ids"),
+    (("-p", "a", "--cache", "most"), "not one of none, all, auto, lru:SIZE"),
+    (("-p", "a", "--attention", "magic"), "'magic' is not known; choose one of"), (("-p", "a", "--backend", "magic"), "magic"),
+    (("--tokens", "999"), "token 999 is outside the vocabulary of 512"),
+    (("-p", "", "--context", "9999"), "context 9999 is not possible"),
+])  # fmt: skip
 def test_the_command_fails_in_one_line(path, args, message):
     result = run(path, *args)
     assert result.exit_code == 2 and message in result.stderr.replace("\n", " ")

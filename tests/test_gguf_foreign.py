@@ -82,6 +82,7 @@ def test_what_is_no_gguf_file_is_named(name, tmp_path):
     with pytest.raises(GGUFError, match=rf"byte 0: magic b.*expected b'GGUF': this is .*{words}") as told:
         kit.open(path)
     assert str(path) in str(told.value) and "\n" not in str(told.value) and str(told.value).isprintable()
+    assert run("inspect", path).stderr == f"kit: error: {told.value}\n"
 
 
 @pytest.mark.parametrize("given, words", [
@@ -122,8 +123,8 @@ OTHERS = {  # name -> metadata, tensors, words of the error
 def test_what_is_no_language_model_is_named_and_gets_no_speed(name, tmp_path):
     metadata, tensors, words = OTHERS[name]
     path = invented(tmp_path / "a.gguf", metadata, tensors)
-    for command in (["explain"], ["generate", "--tokens", "1"], ["perplexity"], ["explain", "--machine", "apple-m1-8gb"]):
-        ran = run(*command, path)
+    for command in ("explain", "generate --tokens 1", "perplexity", "explain --machine apple-m1-8gb", "reproduce --model"):
+        ran = run(*command.split(), path)
         assert ran.exit_code == 2 and ran.stderr.count("\n") == 1, (command, ran.output)
         assert re.search(f"{path}: .*{words}", ran.stderr), (command, ran.stderr)
     shown = run("inspect", path)

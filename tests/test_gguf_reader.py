@@ -136,15 +136,11 @@ def test_both_versions_in_both_byte_orders(tmp_path, version, order):
         assert file.architecture == "unknown"
 
 
-@pytest.mark.parametrize(
-    "id, name, told",
-    [
-        (1000, "UNKNOWN_1000", "has ggml type 1000,"),
-        (4, "Q4_2", "is Q4_2 of llama.cpp of 2023 (type 4),"),
-        (139, "IQ4_K", "is IQ4_K of ik_llama.cpp (type 139),"),
-        (143, "PTQ1_0", "is PTQ1_0 of PrismML's fork of llama.cpp (type 143),"),
-    ],
-)
+@pytest.mark.parametrize("id, name, told", [
+    (1000, "UNKNOWN_1000", "has ggml type 1000,"), (4, "Q4_2", "is Q4_2 of llama.cpp of 2023 (type 4),"),
+    (139, "IQ4_K", "is IQ4_K of ik_llama.cpp (type 139),"),
+    (143, "PTQ1_0", "is PTQ1_0 of PrismML's fork of llama.cpp (type 143),"),
+])  # fmt: skip
 def test_an_unknown_type_is_listed_and_fails_only_when_read(tmp_path, id, name, told):
     path = tmp_path / "x.gguf"
     rows = [table_row(b"new", (64,), id, 0), table_row(b"old", (8,), 0, 64), table_row(b"last", (1,), id, 96)]
@@ -270,15 +266,11 @@ def test_a_file_of_more_parts_than_descriptors_opens(tmp_path):
     assert done.stdout.split() == ["70", "70"], done.stderr
 
 
-@pytest.mark.parametrize(
-    "parts, overrides, message",
-    [
-        ([["a"], ["a"]], {}, "'a' is also in an earlier part"),
-        ([["a"], ["b"]], {"count": 3}, "'split.count' is 3, expected 2"),
-        ([["a"], ["b"]], {"no": 0}, "'split.no' is 0, expected 1"),
-        ([["a"], ["b"]], {"total": 5}, "'split.tensors.count' is 5, but the parts hold 2"),
-    ],
-)
+@pytest.mark.parametrize("parts, overrides, message", [
+    ([["a"], ["a"]], {}, "'a' is also in an earlier part"), ([["a"], ["b"]], {"count": 3}, "'split.count' is 3, expected 2"),
+    ([["a"], ["b"]], {"no": 0}, "'split.no' is 0, expected 1"),
+    ([["a"], ["b"]], {"total": 5}, "'split.tensors.count' is 5, but the parts hold 2"),
+])  # fmt: skip
 def test_parts_that_do_not_belong_together(tmp_path, parts, overrides, message):
     with pytest.raises(GGUFError, match=message):
         kit.open(split_model(tmp_path, parts, **overrides))

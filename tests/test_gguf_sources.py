@@ -57,34 +57,25 @@ def test_a_split_model_has_one_name_and_the_bytes_of_its_parts(tmp_path):
     assert largest_part(tmp_path / "b.gguf") == tmp_path / "b.gguf"
 
 
-@pytest.mark.parametrize(
-    "source, message",
-    [
-        ("hf://owner/model/none.gguf", "not in the cache .*, and HF_HUB_OFFLINE is set"),
-        ("hf://owner/other/m.gguf", "not in the cache"),
-        ("hf://owner/model", "expected hf://owner/repo/file.gguf"),
-        ("hf://owner/model/", "expected hf://owner/repo/file.gguf"),
-        ("hf://ow ner/model/m.gguf", "expected hf://owner/repo/file.gguf"),
-        ("hf://../model/m.gguf", "Repo id must use"),
-        ("hf://owner/model/../../m.gguf", r"'\.\.' path segment"),
-    ],
-)
+@pytest.mark.parametrize("source, message", [
+    ("hf://owner/model/none.gguf", "not in the cache .*, and HF_HUB_OFFLINE is set"),
+    ("hf://owner/other/m.gguf", "not in the cache"), ("hf://owner/model", "expected hf://owner/repo/file.gguf"),
+    ("hf://owner/model/", "expected hf://owner/repo/file.gguf"),
+    ("hf://ow ner/model/m.gguf", "expected hf://owner/repo/file.gguf"), ("hf://../model/m.gguf", "Repo id must use"),
+    ("hf://owner/model/../../m.gguf", r"'\.\.' path segment"),
+])  # fmt: skip
 def test_what_cannot_be_resolved(hub, source, message):
     with pytest.raises(GGUFError, match=message) as caught:
         kit.open(source)
     assert str(caught.value).startswith(source) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "kind, message",
-    [
-        (errors.GatedRepoError, "owner/model is gated: accept its license"),
-        (errors.RepositoryNotFoundError, "no repository owner/model, or it is private: set HF_TOKEN"),
-        (errors.RevisionNotFoundError, "owner/model has no revision 'v9'"),
-        (errors.RemoteEntryNotFoundError, "owner/model has no file 'm.gguf'"),
-        (errors.HfHubHTTPError, "503 from the Hub"),
-    ],
-)
+@pytest.mark.parametrize("kind, message", [
+    (errors.GatedRepoError, "owner/model is gated: accept its license"),
+    (errors.RepositoryNotFoundError, "no repository owner/model, or it is private: set HF_TOKEN"),
+    (errors.RevisionNotFoundError, "owner/model has no revision 'v9'"),
+    (errors.RemoteEntryNotFoundError, "owner/model has no file 'm.gguf'"), (errors.HfHubHTTPError, "503 from the Hub"),
+])  # fmt: skip
 def test_what_the_hub_answers(monkeypatch, kind, message):
     response = httpx.Response(503, request=httpx.Request("GET", "https://example.org"))
 
@@ -114,9 +105,11 @@ def test_a_misspelled_name_of_a_model_offers_the_nearest(name, meant, tmp_path, 
 
 
 def test_another_missing_file_is_no_misspelled_model(tmp_path, monkeypatch):
+    """Nor is a link to itself, or the home of nobody."""
     monkeypatch.chdir(tmp_path)
-    for name in ("model.gguf", "./smollm2", "smollm2/x", "my-own.gguf"):
-        with pytest.raises(GGUFError, match="cannot be opened"):
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
+    for name in ("model.gguf", "./smollm2", "smollm2/x", "my-own.gguf", absolute(str(tmp_path / "loop.gguf")), "~no-user/m"):
+        with pytest.raises(GGUFError, match="~no-user" if name[0] == "~" else "cannot be opened"):
             kit.open(name)
 
 
@@ -127,17 +120,6 @@ def test_part_names():
         assert part_names(single) == [single]
     with pytest.raises(GGUFError, match="part 0 of 3"):
         part_names("a-00000-of-00003.gguf")
-
-
-def test_a_link_to_itself_is_one_error(tmp_path):
-    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
-    with pytest.raises(GGUFError, match=r"loop\.gguf: cannot be opened"):
-        kit.open(absolute(str(tmp_path / "loop.gguf")))
-
-
-def test_the_home_of_nobody_is_one_error():
-    with pytest.raises(GGUFError, match="~nobody-by-this-name"):
-        kit.open("~nobody-by-this-name/model.gguf")
 
 
 @pytest.fixture

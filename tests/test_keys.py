@@ -149,14 +149,10 @@ def test_each_key_is_read_or_refused(folder, tmp_path, one_thread, name):
     assert not wrong and counts["equal"] > 10, wrong
 
 
-@pytest.mark.parametrize(
-    "keys, says",
-    [
-        ({"expert_group_count": 8}, "8 experts in 8 groups"),
-        ({"expert_group_used_count": 5}, "5 of 4 groups a token"),
-        ({"expert_used_count": 4, "expert_group_used_count": 1}, "4 experts a token of 1 of 4 groups"),
-    ],
-)
+@pytest.mark.parametrize("keys, says", [
+    ({"expert_group_count": 8}, "8 experts in 8 groups"), ({"expert_group_used_count": 5}, "5 of 4 groups a token"),
+    ({"expert_used_count": 4, "expert_group_used_count": 1}, "4 experts a token of 1 of 4 groups"),
+])  # fmt: skip
 def test_groups_of_experts_that_no_token_can_use(tmp_path, keys, says):
     file = family_files.bailingmoe2()
     file.keys(**keys)

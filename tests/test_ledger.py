@@ -102,7 +102,7 @@ def test_a_failed_notebook_and_one_without_a_verdict_say_so(tmp_path):
     run.save()
     missing = {e.claim.id: e.missing for e in book.read(tmp_path)}
     assert "cell 7" in missing["cold-inference"] and "MemoryError" in missing["cold-inference"]
-    assert missing["blas-500"] == "04_attention ran and wrote no verdict for it"
+    assert missing["blas-500"].startswith("04_attention ")
 
 
 def test_its_own_records_do_not_count(tmp_path):
@@ -110,16 +110,10 @@ def test_its_own_records_do_not_count(tmp_path):
     assert all(not e.parts for e in book.read(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("claim", "unit", "expected"),
-    [
-        ("tile-295-5", "s", (0.005, 0.005)),
-        ("tile-295-5", "x", (59.0, 59.0)),
-        ("attention-blas-speedup", "x", (10, 20)),
-        ("cold-inference", "x", None),
-        ("hypothesis-stats", "s", None),
-    ],
-)
+@pytest.mark.parametrize(("claim", "unit", "expected"), [
+    ("tile-295-5", "s", (0.005, 0.005)), ("tile-295-5", "x", (59.0, 59.0)), ("attention-blas-speedup", "x", (10, 20)),
+    ("cold-inference", "x", None), ("hypothesis-stats", "s", None),
+])  # fmt: skip
 def test_the_reported_figure_in_the_unit_of_a_record(claim, unit, expected):
     assert book.reported_in(claims.get(claim), unit) == (pytest.approx(expected) if expected else None)
 
@@ -132,11 +126,9 @@ def test_the_notebook_reads_the_book(tmp_path, invented_machine):
     write(tmp_path, record(quantity="hits", unit="hits", samples=[-5.0], how="counted"))
     ran = cells.run("08_claims", out=tmp_path)
     assert len(ran["ledger"]) == len(claims.load()) + 1 and len(ran["whole"]) == len(claims.load())
-    assert "2 are impossible (1 of these by arithmetic alone)" in ran.words["hows"] and "2 warnings" in ran.words["answer"]
-    assert [text for _, text in ran["warned"]] == [
-        "hits: -5 hits, and a sample is below zero", "a layer: 100 s is above its limit of 10.0 s (b)"
-    ]  # fmt: skip
-    assert ran.titles["picture"] == [f"1 of 2 figures are outside what can be; {len(claims.load()) - 2} claims have none"]
+    assert "2 are impossible (1 " in ran.words["hows"] and "2 warnings" in ran.words["answer"]
+    assert [text.partition(":")[0] for _, text in ran["warned"]] == ["hits", "a layer"]
+    assert re.findall(r"\d+", *ran.titles["picture"]) == ["1", "2", str(len(claims.load()) - 2)]
     counts = {row.quantity: row.median for row in records.read([tmp_path / "08_claims.jsonl"])}
     assert counts["claims: impossible"] == 2 and sum(counts.values()) == len(claims.load())
 
@@ -148,8 +140,8 @@ def test_two_values_of_one_quantity_that_cannot_both_be_true_are_found(tmp_path,
         write(tmp_path, record(quantity="one tile", unit="x", samples=[1.0], notebook=name), name=name)
         write(tmp_path, record(quantity="tiny", samples=[samples[0] ** 9], notebook=name), name=name)
     ran = cells.run("08_claims", "twice", out=tmp_path)
-    assert ran["disagree"] == ["one tile: 302 ms in 05_tile_decode and 471 ms in 06_compressed_inference"]
-    assert "3 quantities are on several pages, 1 disagree" in ran.words["twice"]
+    assert [re.findall(r"^[^:]+|\d+ ms", text) for text in ran["disagree"]] == [["one tile", "302 ms", "471 ms"]]
+    assert "3 quantities" in ran.words["twice"] and "1 disagree" in ran.words["twice"]
     (warned,) = records.read([tmp_path / "08_claims.jsonl"])
     assert warned.status == records.WARNED and warned.reason.endswith(ran["disagree"][0])
 
@@ -162,15 +154,11 @@ def table_in(folder, table, **formats):
     return wrong_ratios(folder / "t.ipynb")
 
 
-@pytest.mark.parametrize(
-    ("column", "right", "wrong"),
-    [
-        ("first / before", [4.0, 0.5], [4.0, 0.52]),
-        ("step", [None, 8 / 3], [None, 3 / 8]),
-        ("times this machine's", [2.0, 1.5], [2.0, 3.0]),
-        ("times as fast", ["1x (measured)", "4x (predicted)"], ["1x (measured)", "4x (measured)"]),
-    ],
-)
+@pytest.mark.parametrize(("column", "right", "wrong"), [
+    ("first / before", [4.0, 0.5], [4.0, 0.52]), ("step", [None, 8 / 3], [None, 3 / 8]),
+    ("times this machine's", [2.0, 1.5], [2.0, 3.0]),
+    ("times as fast", ["1x (measured)", "4x (predicted)"], ["1x (measured)", "4x (measured)"]),
+])  # fmt: skip
 def test_a_ratio_that_is_not_the_quotient_of_its_row_is_found(tmp_path, column, right, wrong):
     index = pd.MultiIndex.from_tuples([("a", "none"), ("a", "this")], names=["who", "which"])
     table = pd.DataFrame({"first, s": [8e-6, 3e-6], "before, s": [2e-6, 6e-6]}, index)
@@ -233,7 +221,6 @@ def test_one_verdict_that_flips_between_two_runs_is_found(tmp_path):
     found = CliRunner().invoke(cli.main, ["verify", str(a), str(b)])
     assert found.exit_code == 1 and found.output.count("FLIPS") == 1
     assert "layer-50s" in found.output and "tile-295-5" not in found.output
-    assert "1 undecided in one and decided in another: layer-50s" in found.output
     one = CliRunner().invoke(cli.main, ["verify", str(a), str(a)])
     assert one.exit_code == 2 and "one run" in one.output
 
@@ -262,13 +249,6 @@ def test_one_part_has_its_reason_in_the_claim_s_row_and_several_have_rows_of_the
     assert alone.reason == below[0].reason and alone.quantity == ""
 
 
-def test_machines_are_compared_by_runs_of_one_profile(tmp_path):
-    a = run_of(tmp_path / "a", ("cold-inference", "q", "reproduced"))
-    b = run_of(tmp_path / "b", ("cold-inference", "q", "reproduced"), machine="other", profile="smoke")
-    with pytest.raises(ReportError, match="differ in their profile"):
-        several.machine_rows([a, b])
-
-
 def test_parameters_in_another_order_are_the_same(tmp_path):
     one = record("cold-inference", "reproduced", quantity="q", parameters={"seed": 0, "profile": "quick"})
     other = replace(one, parameters={"profile": "quick", "seed": 0})
@@ -281,14 +261,6 @@ def test_a_spread_without_a_kind_of_quantity_is_refused(tmp_path):
     with pytest.raises(ReportError, match=f"no quantity of the kind {next(kind for kind in drift.KINDS)}: name runs"):
         several.keep(tmp_path / "drift.yaml", folders)
     assert (tmp_path / "drift.yaml").read_text() == "# why\n"
-
-
-def test_runs_without_a_notebook_in_common_are_not_compared(tmp_path):
-    a = run_of(tmp_path / "a", ("cold-inference", "q", "reproduced"))
-    (tmp_path / "b").mkdir()
-    write(tmp_path / "b", record("layer-50s", "reproduced", notebook="06", machine_id="m", parameters={"profile": "quick"}))
-    with pytest.raises(ReportError, match="no notebook in common"):
-        several.compare([a, tmp_path / "b"])
 
 
 def test_machines_are_compared_claim_by_claim(tmp_path):
@@ -343,14 +315,18 @@ def test_a_part_that_flips_below_a_claim_that_does_not_is_found(tmp_path):
 def test_runs_of_two_experiments_are_not_compared(tmp_path):
     a = run_of(tmp_path / "a", ("cold-inference", "q", "reproduced"))
     b = run_of(tmp_path / "b", ("cold-inference", "q", "reproduced"), profile="smoke")
-    with pytest.raises(ReportError, match="differ in their profile: 'quick', 'smoke'"):
-        several.compare([a, b])
+    for compared in (several.compare, several.machine_rows):
+        with pytest.raises(ReportError, match="differ in their profile: 'quick', 'smoke'"):
+            compared([a, b])
     write(b, record("cold-inference", "reproduced", parameters={"profile": "quick", "model": "", "device": "cuda"}), name="03")
     c = run_of(tmp_path / "c", ("cold-inference", "q", "reproduced"), profile="smoke")
     with pytest.raises(ReportError, match="differ in their device: 'cpu and cuda', 'cpu'"):
         several.compare([b, c])
     (tmp_path / "empty").mkdir()
     with pytest.raises(ReportError, match="empty holds no verdicts"):
+        several.compare([a, tmp_path / "empty"])
+    write(tmp_path / "empty", record("layer-50s", "reproduced", notebook="06", machine_id="m", parameters={"profile": "quick"}))
+    with pytest.raises(ReportError, match="no notebook in common"):
         several.compare([a, tmp_path / "empty"])
 
 
@@ -365,7 +341,7 @@ def test_runs_of_two_models_are_compared_by_what_no_model_changes(tmp_path):
     rows = {row.claim: row for row in several.compare(folders)}
     assert rows["cold-inference"].flips and rows["simd"].state == "judged in none"
     told = CliRunner().invoke(cli.main, ["verify", *map(str, folders)])
-    assert told.exit_code == 1 and "different models: only what was counted" in told.output
+    assert told.exit_code == 1 and "different models: " in told.output
 
 
 def test_the_front_page_and_the_notebook_count_alike(tmp_path):

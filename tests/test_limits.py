@@ -1,6 +1,7 @@
 """The limits of this machine: the best that quiet probes have shown, and what a file's map reads."""
 
 import json
+import re
 from dataclasses import asdict, replace
 
 import cells
@@ -66,7 +67,7 @@ def test_a_map_is_read_and_its_share_of_memory_s_speed_bounds_what_reads_it(fold
     assert limit.map_gbps == 27.0 and limit.seconds_to_read_map(27e9) == limit.seconds_to_read(36e9) == 1.0
     assert pages.with_map(MACHINE, pages.MapSpeed(22.0, 20.0, None)).map_gbps == MACHINE.read_gbps
     assert MACHINE.seconds_to_read_map(20e9) == 1.0 and pages.with_map(MACHINE, None) == MACHINE
-    assert slow.told() == "75% of the speed of a copy in memory (0% of them are 2 MiB pages)"
+    assert re.findall(r"\d+%", slow.told()) == ["75%", "0%"]
 
 
 def test_the_sentence_on_pages_has_no_bandwidth_and_no_advice_that_changes_nothing():
@@ -76,8 +77,7 @@ def test_the_sentence_on_pages_has_no_bandwidth_and_no_advice_that_changes_nothi
              (pages.MapSpeed(15.0, 20.0, 0.0), pages.MapSpeed(15.1, 20.0, 0.5)),
              (pages.MapSpeed(15.0, 20.0, 0.0), pages.MapSpeed(15.1, 20.0, 0.0))]  # fmt: skip
     fine, large, again, no_gain, small = (pages.told(before, now, 1e9, "kit generate 'my model.gguf'") for before, now in found)
-    assert fine == "The file's pages are read as fast as a copy in memory."
-    assert "gains nothing" in large and "`" not in large
+    assert fine == pages.FINE and "gains nothing" in large and "`" not in large
     assert "`kit generate 'my model.gguf'` reads the file again" in again and "without a gain" in no_gain
     assert "`kit generate 'my model.gguf' --pages copied`" in small and "at 98% of the speed" in again
     assert "`kit generate FILE`" in pages.told(*found[2], 1e9) and not any("GB/s" in text for text in (fine, large, again))
@@ -91,5 +91,4 @@ def test_page_00_says_where_its_limit_is_from(tmp_path, invented_machine):
     measurements.shared().add(best)
     small = {"gib": 2**-8, "side": 8}
     told = cells.run("00_start_here", until="limits-words", out=tmp_path, replace=small).words["limits-words"]
-    assert "limits: 30.0 GB/s read" in told and "of the run" not in told
-    assert told.endswith("of the limit (the best known of this machine: kit explain on 2026-11-26).")
+    assert "limits: 30.0 GB/s " in told and "of the run" not in told and "kit explain on 2026-11-26" in told
