@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kit.cpu import simd
 from kit.cpu.attention import attend
+from kit.cpu.history import History
 from kit.model import attention
 from kit.model.attention import ATTENTION
 from kit.model.kvcache import KVCache
@@ -149,6 +150,17 @@ def test_many_heads_share_a_key(kind, tokens, past, kv_heads, group, dim, sunk, 
     got = attend(q, *cache.histories(), kv_heads, past + tokens, dim**-0.5, sinks=sinks)
     expected = defined(*(x.double().numpy() for x in (q, *read)), dim**-0.5, 0, sinks=sinks)
     assert np.abs(got.numpy() - expected).max() < 2e-6
+
+
+@pytest.mark.parametrize("tier_name", simd.available())
+def test_a_much_larger_score_shrinks_what_was_added_before(tier_name):
+    """Scores rise from one chunk of positions to the next by more than the kernel lets a weight be above 1."""
+    q, k, v = map(torch.from_numpy, random_case(40, 300, 1, 2, 32, seed=0))
+    q[:, :, 0], k[0, :, 0] = 1, torch.arange(340) / 2
+    with simd.using(tier_name):
+        got = attend(q, History.of(k), History.of(v), 1, 340, 32**-0.5)
+    expected = defined(*(x.double().numpy() for x in (q, k, v)), 32**-0.5, 0)
+    assert np.abs(got.numpy() - expected).max() < 1e-5
 
 
 @pytest.mark.parametrize("tier_name", simd.available())

@@ -18,7 +18,7 @@ from kit.cpu.history import LANES, as_floats
 from kit.cpu.simd.memory import load, prefetch_far, stack, store
 from kit.cpu.simd.registers import add_each, add_multiples, several_of, transpose
 from kit.cpu.simd.sums import fma
-from kit.cpu.simd.vectors import Static, Vector, bitcast, broadcast, f32x16, f32x32, inner, select
+from kit.cpu.simd.vectors import Static, Vector, bitcast, broadcast, f32x16, f32x32, high, inner, join, low, select
 from kit.cpu.tasks import task
 
 f32, u32 = types.float32, types.uint32
@@ -28,11 +28,12 @@ _WIDTH = 32  # rows are filled up to a multiple of this
 _TERMS = 64  # of a sum that are added one after the other, and then to those before them: less is rounded
 _POSITIONS, _FLOATS = 128, 2**14  # positions at a time, and their numbers in float32, which stay in the second-level cache
 _all = 4 * (ROOM + _WIDTH * DIM)
-_columns, _mixed, _scores = stack(_all), stack(_all), stack(4 * _WIDTH * _POSITIONS)
+_columns, _mixed, _scores = stack(_all), stack(_all), stack(4 * _WIDTH * (_POSITIONS + 1))
 _keys, _values = stack(4 * _FLOATS), stack(4 * _FLOATS)
 _own, _largest, _sums, _shrinks = (stack(4 * (ROWS + _WIDTH)) for _ in range(4))
 load16, store16 = several_of(16)
 _LOG2_E, _LOWEST, _ONE = np.float32(1.44269504), np.finfo(np.float32).min, 0x3F800000
+_RISE = np.float32(8)  # binary digits by which a weight may be above 1
 # 2^r for |r| <= 1/2, from the highest power down, exact at 0: fitted to a relative error of 1e-7
 _POWER_OF_2 = tuple(map(np.float32, (1.3264724e-3, 9.6715130e-3, 5.5507336e-2, 0.24022242, 0.69314700, 1)))
 
@@ -86,7 +87,7 @@ def attend_many(kind: Static, tier: Static):
     """The task of kit.cpu.attention.attend_block, for blocks that ``supports`` takes."""
     plan = _PLANS[tier.value]
     wide, count, lanes = plan.kind, plan.count, plan.kind.lanes
-    bits = Vector(types.int32, lanes)
+    pair, bits = Vector(f32, 2 * lanes), Vector(types.int32, 2 * lanes)
     tile, one, half = _tile_of(wide, count), _tile_of(wide, 1), _tile_of(f32x16, count)
 
     @inner
@@ -165,7 +166,7 @@ def attend_many(kind: Static, tier: Static):
                     for n in range(scores, scores + 4 * lanes * here, 64):
                         store(n, capped(load(f32x16, n), bitcast(f32, u32(cap)) * _LOG2_E))
                 mask(scores, start + begin, here, least, last, own + 4 * lane, window)
-                _weigh(wide, bits, scores, 4 * lanes, here, largest + 4 * lane, sums + 4 * lane, shrinks)
+                _weigh(wide, pair, bits, scores, 4 * lanes, here, largest + 4 * lane, sums + 4 * lane, shrinks)
                 for n in range(lanes):
                     if load(f32, shrinks + 4 * n) != 1:
                         _multiply(mine + 4 * dim * n, dim, load(f32, shrinks + 4 * n))
@@ -209,29 +210,33 @@ def _hide(at, hidden):
 
 
 @inner
-def _weigh(kind, bits, scores, apart, positions, largest, sums, shrinks):
-    """Replace the scores of as many rows as a ``kind`` has lanes by weights, of which the largest so far is 1; ``shrinks``: by
-    what the weights of earlier chunks become smaller. ``bits``: as many int32."""
-    before = load(kind, largest)
-    most = other = before
-    for position in range(0, positions, 2):  # two maxima, each of which waits for the one before
-        x, y = load(kind, scores + apart * position), load(kind, scores + apart * min(position + 1, positions - 1))
-        most, other = select(x > most, x, most), select(y > other, y, other)
-    most = select(other > most, other, most)
-    total = broadcast(kind, 0)
-    for at in range(scores, scores + apart * positions, apart):
-        weight = _power_of_2(kind, bits, load(kind, at) - most)
+def _weigh(kind, pair, bits, scores, apart, positions, largest, sums, shrinks):
+    """Replace the scores of as many rows as a ``kind`` has lanes by weights; ``shrinks``: by what those of earlier chunks
+    become smaller. A ``pair`` has two positions, ``bits`` as many int32. The score whose weight is 1 gives way only to one that
+    is _RISE above it, so what was added before is seldom multiplied."""
+    if positions % 2:
+        store(scores + apart * positions, broadcast(kind, -math.inf))
+    before, stop = load(kind, largest), scores + apart * positions
+    both = join(before, before)
+    for at in range(scores, stop, 2 * apart):
+        x = load(pair, at)
+        both = select(x > both, x, both)
+    most = select(high(both) > low(both), high(both), low(both))
+    most = select(most > before + _RISE, most, before)
+    both, total = join(most, most), broadcast(pair, 0)
+    for at in range(scores, stop, 2 * apart):
+        weight = _power_of_2(pair, bits, load(pair, at) - both)
         store(at, weight)
         total = total + weight
-    shrink = _power_of_2(kind, bits, before - most)
+    shrink = low(_power_of_2(pair, bits, join(before, before) - both))
     store(largest, most)
-    store(sums, load(kind, sums) * shrink + total)
+    store(sums, load(kind, sums) * shrink + (low(total) + high(total)))
     store(shrinks, shrink)
 
 
 @inner(forceinline=True)
 def _power_of_2(kind, bits, x):
-    """2^x of lanes that are at most 0, to a relative error of 2e-7. Values below -126 count as -126; NaN stays NaN."""
+    """2^x of lanes that are at most 100, to a relative error of 2e-7. Values below -126 count as -126; NaN stays NaN."""
     x = select(x < broadcast(kind, -126), broadcast(kind, -126), x)
     shifted = x + ROUNDER
     r = x - (shifted - ROUNDER)
