@@ -1,6 +1,6 @@
 """The style of every table: three significant digits, thousands separated, seconds with their unit, an en dash for nan."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from html import escape
 
 import pandas as pd
@@ -56,11 +56,12 @@ def paste(summary: str, text: str):
     return HTML(f'<details class="more">{folded}</details>')
 
 
-def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of Markdown, each cell a text."""
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]], numbers: Collection[str] = ()) -> str:
+    """A table of Markdown, each cell a text; the columns ``numbers`` are set to the right."""
     top = [*head]
     first, *lines = (f"| {' | '.join(cells)} |" for cells in (top, *rows))
-    return "\n".join([first, "|---" * len(top) + "|", *lines])
+    rule = "".join("|---" + ":" * (name in numbers) for name in top)
+    return "\n".join([first, f"{rule}|", *lines])
 
 
 def number(value) -> str:

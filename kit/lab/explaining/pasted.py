@@ -45,7 +45,7 @@ def _head(data: dict) -> str:
 
 
 def _table(records: list[dict]) -> str:
-    lines = ["| engine | build | threads | test | t/s | interval | MBU |", "|---|---|---:|---|---:|---:|---:|"]
+    lines = []
     for record in records:
         engine = record["engine"]
         who = [engine.get("label") or engine["name"], engine.get("version") or "", engine.get("threads") or ""]
@@ -57,10 +57,9 @@ def _table(records: list[dict]) -> str:
         ):
             if test:
                 share = None if (test.get("others_cores") or test.get("others") or 0.0) > BUSY else share
-                lines.append(
-                    "| " + " | ".join([*(f"`{_cell(who[0])}`", *map(_cell, who[1:])), *_numbers(kind, test, share)]) + " |"
-                )
-    return "\n".join(lines)
+                lines.append([f"`{_cell(who[0])}`", *map(_cell, who[1:]), *_numbers(kind, test, share)])
+    numbers = "t/s", "interval", "MBU"
+    return tables.markdown(("engine", "build", "threads", "test", *numbers), lines, ("threads", *numbers))
 
 
 def _name(kind: str, test: dict) -> str:
@@ -83,12 +82,12 @@ def _numbers(kind: str, test: dict, share: float | None) -> list[str]:
 
 def _causes(record: dict) -> str:
     engine, decode = record["engine"], record["decode"]
-    lines = [f"A token of `{_cell(engine.get('label') or engine['name'])}` takes {format_seconds(decode['seconds'])}:", ""]
-    lines += ["| part | time | evidence | remedy |", "|---|---:|---|---|"]
+    lines = []
     for cause in (each for each in record["causes"] if each.get("of") in (None, DECODE)):
         name, remedy = CAUSES.get(cause["name"], cause["name"]), cause.get("remedy") or ""
-        lines.append(f"| {name} | {format_seconds(cause['seconds'])} | {_cell(cause['evidence'])} | {_cell(remedy)} |")
-    return "\n".join(lines)
+        lines.append((name, format_seconds(cause["seconds"]), _cell(cause["evidence"]), _cell(remedy)))
+    told = f"A token of `{_cell(engine.get('label') or engine['name'])}` takes {format_seconds(decode['seconds'])}:"
+    return f"{told}\n\n{tables.markdown(('part', 'time', 'evidence', 'remedy'), lines, ('time',))}"
 
 
 def _threads(swept: dict) -> str:

@@ -188,7 +188,7 @@ def sum_told(causes: Sequence[Cause]) -> str:
 
 
 def table(causes: Sequence[Cause]) -> list[str]:
-    """A line for each cause, and one below it for its remedy, if it is a fault of a tenth or more."""
+    """A line for each cause: its seconds, share, interval and evidence."""
     total, lines = sum(cause.seconds for cause in causes), []
     for cause in causes:
         share = cause.seconds / total if total else 0.0
