@@ -150,7 +150,9 @@ def test_quants_marks_no_row_of_a_busy_table(crowded):
 # ---- one plan of a process
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3moe", pytest.param("smollm2-135m", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["tiny-qwen3moe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-llama", "smollm2-135m"))]
+)
 def test_the_plan_is_the_peak_within_a_tenth(files, name, request):
     """Of one file experts said 480 MiB, generate 545, explain 544 and 648; a run without a limit peaked at 438."""
     path = files.get(name) or request.getfixturevalue("smollm2")

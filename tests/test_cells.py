@@ -354,10 +354,10 @@ CASES = {  # a notebook joins by its row
     ),
 }  # fmt: skip
 NAMES = pytest.mark.parametrize("name", CASES)
-# Of more than ten seconds of CPU time: at each run of the notebook, and at its first.
+# Of more than five seconds of CPU time: at each run of the notebook, and at its first.
 LONG = (
-    "00_start_here", "01_first_token", "03_cache_variants", "04_attention", "05_tile_decode", "06_compressed_inference",
-    "07_memory_frontier", "10_experts",
+    "00_start_here", "01_first_token", "02_cache_mystery", "03_cache_variants", "04_attention", "05_tile_decode",
+    "06_compressed_inference", "07_memory_frontier", "10_experts", "12_drafts",
 )  # fmt: skip
 LONGEST = "05_tile_decode", "06_compressed_inference", "10_experts"
 FIRST = pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONGEST)) for name in CASES])

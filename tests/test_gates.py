@@ -93,6 +93,7 @@ def test_a_token_after_more_positions_takes_no_less():
     assert gates.across(own) == [], "another depth has another bound"
 
 
+@pytest.mark.slow
 def test_a_bound_that_another_page_beats_is_in_the_summary_and_on_the_front(tmp_path):
     notebooks = Folder(tmp_path / "notebooks")
     notebooks.add("00_bounds", SESSION.format(name="00_bounds"), "lab.bound('a token', 's', 0.11);")
@@ -267,6 +268,7 @@ def test_a_page_kept_from_an_earlier_run_is_not_measured_anew_where_memory_is_fa
     assert run.outdated == {"01_first", "02_second"} and run.again == {"01_first"}
 
 
+@pytest.mark.slow
 def test_the_command_leaves_a_kept_page_and_warns(tmp_path):
     notebooks = Folder(tmp_path / "notebooks")
     notebooks.add("01_first", MEASURES)

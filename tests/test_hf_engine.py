@@ -59,7 +59,9 @@ def outcomes(model):
     return [outcome for token, outcome in frame[frame.what == "token"][["token", "outcome"]].values if token in names]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (number % 3 > 0)) for number, name in enumerate(NAMES)]
+)
 def test_logits_and_every_way_to_generate(both, name):
     ours, modules = both(name)
     outcomes(ours)

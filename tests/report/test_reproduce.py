@@ -293,7 +293,7 @@ def test_a_resume_needs_a_run_of_this_machine(tmp_path, notebooks):
     assert "another machine (another-machine" in reproduce(notebooks.path, out, "--resume").stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupt_stops_the_child_and_keeps_what_is_finished(notebooks, tmp_path, number):
     out = known_machine(tmp_path / "out")
     notebooks.add("01_good")
