@@ -183,11 +183,12 @@ def test_a_way_has_one_value_on_every_page_of_a_run(ran):
 def test_float32_kept_has_the_value_of_the_page_of_caches_and_the_other_way_round(tmp_path):
     """222 to 256 ms on page 02, 202 to 215 ms on page 07 of one run."""
     path = synthesize(tmp_path / "tiny.gguf", "tiny-llama")
-    lab = SimpleNamespace(out=tmp_path, busy="", notebook="02_cache_mystery", once=lambda quantity, unit, measure: measure())
+    lab = SimpleNamespace(out=tmp_path, others=1.5, notebook="02_cache_mystery", once=lambda quantity, unit, measure: measure())
     own = {KEPT: measurements.Reading(KEPT.label, "", (0.2, 0.3))}
     with kit.open(path) as file:
         store = measurements.of_run(tmp_path)
-        assert live.all_kept(lab, file, lambda: [4.0, 5.0]) == [4.0, 5.0]
+        assert live.all_kept(lab, file, lambda: [0.25, 0.2]) == [4.0, 5.0]
+        assert [row.others for row in store] == [1.5], "the cores that others used, not twice the least that disturbs"
         for _ in range(2):
             assert measuring.in_store(own, file, store, NAME)[KEPT].samples == (0.25, 0.2)
         assert measuring.in_store(own, file, store, lab.notebook)[KEPT].samples == (0.2, 0.3), "its own, measured again"

@@ -1,6 +1,6 @@
 """Decode a model through a cache and record what happens, for both cache notebooks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,6 @@ from kit.lab import tables
 from kit.lab.claims.gates import NOISE
 from kit.lab.measuring import measurements
 from kit.lab.measuring.kept import once_a_run
-from kit.lab.measuring.state import BUSY
 from kit.lab.predicting.ways import KEPT, KEPT_RATE
 from kit.system import last_level_cache
 
@@ -94,17 +93,12 @@ def decode(
     return Live(label or repr(cache), cache, seconds, stats, accesses, logits, held)
 
 
-def all_kept(lab, file, measure: Callable[[], list[float]]) -> list[float]:
-    """Tokens per second of an open file with all float32 kept, of which a run has one value: from the record or the store of
-    the page that came first, else measured, and noted for the others."""
-
-    def measured():
-        cores = 2 * BUSY * bool(lab.busy)  # the session says in words that others were there, not how many cores they used
-        rates = lab.once(KEPT_RATE, "tok/s", measure)
-        return measurements.Reading(KEPT.label, digest, tuple(1 / rate for rate in rates), others=cores)
-
+def all_kept(lab, file, measure: Callable[[], Sequence[float]]) -> list[float]:
+    """Tokens per second of an open file with all float32 kept, of which a run has one value: from the store of the page that
+    came first, else ``measure()``, seconds of each token, noted for the others."""
     store, digest = measurements.of_run(lab.out), measurements.digest_of(file)
-    reading = measurements.once(store, KEPT.label, digest, measured, lab.notebook, busy=True)
+    new = lambda: measurements.Reading(KEPT.label, digest, tuple(measure()), others=lab.others)  # noqa: E731
+    reading = measurements.once(store, KEPT.label, digest, new, lab.notebook, busy=True)
     return lab.once(KEPT_RATE, "tok/s", lambda: [1 / seconds for seconds in reading.samples])
 
 
