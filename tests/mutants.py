@@ -191,7 +191,6 @@ TESTS = {  # module -> the tests that should notice; in minutes on two cores
         )
     ],
     "kit.lab.report.lead": ["tests/report/test_lead.py"],
-    "kit.lab.report.published": ["tests/report/test_lead.py"],
     "kit.cache.policies.queues": ["tests/test_cache_policies.py"],
     "kit.cache.policies.adaptive": ["tests/test_cache_policies.py", "tests/test_cache_peers.py"],
     "kit.cache.policies.base": ["tests/test_cache_policies.py"],
@@ -274,7 +273,6 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.report.sweep.run", "batch, futures = uuid.uuid4()"): "a digit more of a random name",
     ("kit.lab.report.sweep.run", "(partial / STATE).write_text("): "the width of an indent",
     ("kit.lab.report.sweep.spec", "settings = dict(zip(mine, values"): "as many values as names",
-    ("kit.lab.report.published", "given, busy = HERE | row.parameters"): "more than BUSY, by whatever factor",
     ("kit.lab.report.lead", "name = str(model or peers.get("): "the last part of a path, however many are split off",
     ("kit.lab.report.lead", "return compared([theirs / ours for ours"): "as many rounds on both sides",
     ("kit.lab.report.lead", "bar for bar in self.bars if self.bound and"): "equal to the last bit",
@@ -335,7 +333,6 @@ ALIKE = {  # (module, beginning of a line) -> why a mutant of it that survives d
     ("kit.lab.measuring.measurements", "with self.path.open("): "what is buffered is written when the file is closed",
     ("kit.lab.measuring.measurements", "out.seek(max(0, size - 1))"): "an empty file has no last byte, wherever one looks",
     ("kit.lab.measuring.measurements", "torn = size and"): "one byte is left to read",
-    ("kit.lab.measuring.measurements", "return low > other_high * (1"): "equal to the last bit of a product",
     ("kit.lab.measuring.measurements", "data = np.ascontiguousarray("): "any negative size is what is left",
     ("kit.lab.predicting.quality", "return digest.hexdigest()["): "a digit more of a digest",
     ("kit.lab.predicting.divergence", "size = math.ceil("): "steps of another size score the same positions",

@@ -56,15 +56,12 @@ def test_the_latest_quiet_value_of_a_key_is_its_value(store):
     assert alone.known("blocks", "f", "s") is None and alone.known("blocks", "f", "s", busy=True) == busy
 
 
-def test_values_that_differ_beyond_their_spreads_disagree(store):
+def test_values_that_differ_beyond_their_spreads_disagree():
     """46.8 ms in the bars and 102 ms in the sentence below was seen: three samples 9.0, 9.8, 18.2 say nothing against it."""
     same, slow, wide = ((0.0425, 0.043, 0.044), (0.102, 0.103, 0.101), (0.03, 0.05, 0.2))
-    for samples in (same, slow, wide):
-        store.add(replace(ONE, samples=samples, by="07"))
     assert not ONE.disagrees(replace(ONE, samples=same)) and not ONE.disagrees(replace(ONE, samples=wide))
+    assert ONE.disagrees(replace(ONE, samples=slow))
     assert not ONE.disagrees(replace(ONE, samples=slow, others=1.0)), "what was disturbed is no evidence"
-    ((earlier, later),) = measurements.disagreements(store)
-    assert (earlier.samples, later.samples) == (same, slow)
 
 
 def test_a_bandwidth_s_best_is_the_largest_quiet_sample(store):
@@ -143,7 +140,6 @@ def test_a_row_is_checked_field_by_field(store, name, value):
         assert each.median > 0 and each.told and len(each.key) == 5 and each.others in (0, 3)
         assert each.at[:4].isdigit() and sum(each.row.values()) == 0
     assert store.known("blocks", "f", "s") and store.best("blocks", "s", "f")
-    assert not list(measurements.disagreements(store))
 
 
 @pytest.mark.parametrize("name", ["way", "file", "samples", "machine", "at"])
@@ -223,21 +219,15 @@ def test_a_damaged_table_of_engines_is_none(tmp_path, text):
     assert measurements.peers(tmp_path)["engines"].keys() == {"kit"}
 
 
-def test_busy_apart_and_disagreeing_by_hand(monkeypatch):
+def test_busy_and_disagreeing_by_hand(monkeypatch):
     monkeypatch.setattr(measurements, "interval_of", lambda samples: (min(samples), max(samples)))
     of = lambda *samples, **more: replace(ONE, samples=samples, **more)  # noqa: E731
     assert [of(1.0, others=others).busy for others in (0.0, measurements.BUSY, 0.3)] == [False, False, True]
-    for far in (2.1, 2 * (1 + 3e-9)):
-        assert of(1.0, 2.0).apart(of(far, 3.0)) and of(far, 3.0).apart(of(1.0, 2.0))
-    for near in (1.5, 2.0, 2 * (1 + 5e-10)):
-        assert not of(1.0, 2.0).apart(of(near, 3.0)) and not of(near, 3.0).apart(of(1.0, 2.0))
     for one, other in ((of(1.0), of(1.25)), (of(1.0), of(3.0)), (of(1.0, 1.0, 2.0), of(2.1, 3.0, 3.0))):
         assert one.disagrees(other) and other.disagrees(one)
     for one, other in ((of(10.0), of(12.0)), (of(1.0, 1.0, 2.0), of(2.0, 3.0, 3.0)), (of(1.0), of(3.0, unit="GB/s"))):
         assert not one.disagrees(other) and not other.disagrees(one)
     assert of(1.0, 3.0).told == "2.00 s (1.00 s to 3.00 s)" and of(2.0).told == "2.00 s (measured once)"
-    told = measurements.said(of(1.0, by="07", at="2026-11-26T01:02"), of(3.0, by="09", at="2026-11-27T01:02"))
-    assert re.findall(r"\d[\d.-]+", told) == ["1.00", "07", "2026-11-26", "3.00", "09", "2026-11-27"]
 
 
 @pytest.mark.parametrize(
@@ -294,11 +284,3 @@ def test_a_digest_of_tensors_that_the_kit_does_not_know_is_that_of_their_table()
     told = hashlib.sha256(repr(("a", "")).encode() + repr(("x", "Q9_Z", (2,))).encode())
     told.update(data[:4096].tobytes() + data[-4096:].tobytes())
     assert measurements.digest_of(file) == told.hexdigest()[:16]
-
-
-def test_many_disagreements_are_one_warning():
-    """The front page of a run whose memory changed its speed had 25 boxes."""
-    pairs = [(ONE, replace(ONE, way=str(n), samples=(n * ONE.median,))) for n in (2, 0.5, 5, 4)]
-    assert measurements.told(pairs[:3]) == [measurements.said(*pair) for pair in pairs[:3]]
-    (one,) = measurements.told(pairs)
-    assert one.startswith("4 measurements ") and one.endswith(measurements.said(*pairs[2]))

@@ -23,8 +23,7 @@ from kit.lab.engines.table import BUSY_TOLD
 from kit.lab.measuring import measurements
 from kit.lab.measuring.minutes import compared
 from kit.lab.measuring.state import BUSY
-from kit.lab.predicting.ways import BLOCKS
-from kit.lab.report import html, index, lead, published
+from kit.lab.report import html, index, lead
 from kit.lab.report import run as runs
 from kit.lab.report.checklist import command_line
 from kit.lab.synthetic.write import cached_model
@@ -127,14 +126,6 @@ def test_the_front_page_of_a_model_has_no_bars_of_a_mixture_that_page_10_generat
     assert ("<h2>m.gguf: 90.0 ms per token with kit" in index.write(run).read_text()) == shown
 
 
-def test_two_values_of_one_measurement_that_disagree_are_a_warning(tmp_path):
-    store = measurements.of_run(tmp_path)
-    for seconds, by in ((0.04, "07"), (0.1, "09")):
-        store.add(measurements.Reading("blocks", "file", (seconds, 1.01 * seconds, 0.99 * seconds), by=by))
-    text = index.write(runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now")).read_text()
-    assert "two measurements of blocks disagree: 40.0 ms" in text
-
-
 def test_what_a_page_tells_of_two_pages_is_one_warning(tmp_path):
     """The front page had it in two boxes: page 08's gate, and its own."""
     deep = row_of("a token, x, after 64 positions", 0.0228, "04_attention", parameters={"model": "m"})
@@ -145,60 +136,6 @@ def test_what_a_page_tells_of_two_pages_is_one_warning(tmp_path):
     gate = Record(quantity="gate", unit="", notebook="08_claims", status=records.WARNED, reason=f"two pages: {told}")
     records.append(tmp_path / "08_claims.jsonl", gate)
     assert [text for *_, text in index.wrong(run, [*rows, gate])] == [gate.reason]
-
-
-def test_pages_that_publish_two_values_of_one_way_are_a_warning(tmp_path):
-    """In records, in the table of engines and in the store: of whatever size, where their spreads are apart."""
-    seconds = [0.09, 0.1, 0.12]  # the exact way of ENGINES
-    run = runs.Run(tmp_path, runs.Request(), "m", "0", "c", "now")
-    (tmp_path / "peers.json").write_text(json.dumps({"digest": "f", "engines": ENGINES}))
-
-    def told(samples=seconds, stored=seconds, **more):
-        row = replace(row_of("a token, blocks as they lie", 0.1, **more), samples=samples)
-        (tmp_path / measurements.NAME).unlink(missing_ok=True)
-        measurements.of_run(tmp_path).add(measurements.Reading(BLOCKS.label, "f", tuple(stored), by="07", machine="m"))
-        return published.disagreements(run, [row])
-
-    assert told() == told([0.085, 0.089, 0.091]) == []
-    [said] = told([0.0400, 0.0401, 0.0402])
-    assert said.startswith("a token, blocks as they lie: 40.1 ms (") and "in 07_memory_frontier, 100 ms (" in said
-    assert said.endswith(" in peers.json: two values of one measurement")
-    assert len(told(stored=[0.2, 0.21])) == 1 and told([0.5], state={"busy": "others"}) == []
-    assert told([0.5], parameters={"model": "another"}) == [], "of another file"
-    model = {"model": "m.gguf"}
-    table = row_of(
-        "a token, blocks, int8 activations, by kit quants", 0.0308, parameters=model
-    )  # 30.8 ms in this table, 29.8 ms on the page
-    rows = [
-        replace(row, samples=[0.0298, 0.0299, 0.0297])
-        for row in (table, replace(table, quantity=table.quantity.removesuffix(", by kit quants")))
-    ]
-    apart = [published.disagreements(run, [replace(table, samples=[given]), rows[1]]) for given in (0.0298, 0.0308)]
-    assert not apart[0] and "by kit quants" in apart[1][0] and "two values of one measurement" in apart[1][0]
-    kept = row_of("tokens a second, all float32 kept", 4.4, "02_cache_mystery", parameters=model)
-    kept = replace(kept, unit="tok/s")
-    page = row_of("a token, all kept, float32", 0.21, parameters=model)
-    assert published.disagreements(run, [kept, page]) and not published.disagreements(
-        run, [kept, replace(page, samples=[1 / 4.4])]
-    )
-    free = [replace(row, parameters={}) for row in (kept, page)]
-    assert not published.disagreements(run, free), "each page generates another model"
-    records.append(tmp_path / "07_memory_frontier.jsonl", row_of("a token, blocks as they lie", 0.05))
-    run.planned = ["07_memory_frontier"]
-    assert "two values of one measurement" in index.write(run).read_text()
-
-
-def test_what_was_measured_of_the_run_s_file_is_published_under_the_names_of_records(tmp_path):
-    """No bound, no gap, no other file and no other unit; an engine and a way of the store are tokens, as in records."""
-    way, run = row_of("a token, x", 0.1), runs.Run(tmp_path, runs.Request(model="m"), "m", "0", "c", "now")
-    none = replace(way, how="computed"), replace(way, status="skipped", reason="no room", samples=[])
-    (tmp_path / "peers.json").write_text(json.dumps({"digest": "f", "engines": {"ik_llama.cpp": {"speed": 4.0}}}))
-    store = measurements.of_run(tmp_path)
-    for name, file, unit in (("all kept", "f", "s"), ("another", "g", "s"), ("loss", "f", "nats"), (BLOCKS.label, "f", "s")):
-        store.add(measurements.Reading(name, file, (0.2,), unit, machine="m"))
-    found = [(one.way, one.median) for one in published.values(run, [*none, way])]
-    assert found == [("a token, x", 0.1), ("a token, ik_llama.cpp", 0.25), ("a token, all kept", 0.2),
-                     ("a token, blocks as they lie", 0.2)]  # fmt: skip
 
 
 def test_every_command_of_the_front_page_runs_as_printed(tmp_path):

@@ -347,7 +347,7 @@ def test_a_front_page_by_hand(tmp_path, monkeypatch, model, tabled):
     bars = [SimpleNamespace(notebook=name, generated=True, file=f"{name}.gguf", beaten=beaten)
             for name, beaten in (("07_memory_frontier", ""), (index.lead.EXPERTS, "beaten"))]  # fmt: skip
     monkeypatch.setattr(index.lead, "leads", lambda *_: bars)
-    monkeypatch.setattr(index.published, "disagreements", lambda *_: ["two values"])
+    monkeypatch.setattr(index.gates, "across", lambda rows: [("two values", "measured")])
     monkeypatch.setattr(index.theme, "write", lambda path, template, **given: given | {"path": path})
     page = index.write(run)
     assert page["path"] == run.folder / "index.html" and page["file"] == "07_memory_frontier.gguf"

@@ -17,11 +17,10 @@ Three other files of a run hold measured numbers, because they hold what is no r
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +40,6 @@ READ = "reading memory that kit made, more than the caches hold"  # GB/s: the wa
 QUALITY = "quality, "  # nats from float32: the ways of kit.lab.predicting.quality begin so, and end with what was rounded
 _SAMPLE = 4096  # bytes of each end of a tensor that are part of a file's digest
 USE = "one use: "  # s: the ways of predicting.measured begin so; of two that are subtracted 0 may be left
-_EACH = 3  # warnings that are said one by one
 _RATES = ("s", "GB/s")  # units of which no value is 0
 
 
@@ -107,11 +105,6 @@ class Reading:
             return False
         (low, high), (other_low, other_high) = interval_of(self.samples), interval_of(other.samples)
         return (low > other_high or other_low > high) and not 1 / NEAR < self.median / other.median < NEAR
-
-    def apart(self, other: "Reading") -> bool:
-        """Whether no value is within the spreads of both, by rounding: what one run shows of a key is one measurement."""
-        (low, high), (other_low, other_high) = self.spread, other.spread
-        return low > other_high * (1 + 1e-9) or other_low > high * (1 + 1e-9)
 
 
 class Readings:
@@ -201,8 +194,9 @@ def engines(told: dict) -> dict[str, Reading]:
     """What ran of ``peers``, in seconds per token, by engine; ``row``: its other numbers, as far as they are known."""
     key, found = {name: told[name] for name in ("machine", "settings") if name in told}, {}
     for name, row in told.get("engines", {}).items():
-        if (row.get("speed") or 0) > 0:  # NaN: it could not run
-            samples = tuple(1 / speed for speed in listed(row, "samples") or [row["speed"]])
+        speeds = listed(row, "samples") or [row.get("speed") or 0]
+        if min(speeds) > 0:  # NaN: it could not run
+            samples = tuple(1 / speed for speed in speeds)
             numbers = {each: value for each, value in row.items() if sound.number(value)}
             found[name] = Reading(
                 name, told.get("digest", ""), samples, others=row.get("others") or 0.0, by=PEERS, row=numbers, **key
@@ -230,31 +224,6 @@ def once(
     this file. ``busy``: a value that was disturbed is taken as well. ``again``: measured in any case."""
     known = None if again else store.known(way, file, busy=busy)
     return known or note(store, replace(measure(), way=way, file=file, by=by))
-
-
-def disagreements(rows: Iterable[Reading]) -> list[tuple[Reading, Reading]]:
-    """Pairs of an earlier and a later value of one key, in order, that disagree: of each key those that follow one another."""
-    by_key: dict[tuple, list[Reading]] = {}
-    for row in rows:
-        if not row.busy:
-            by_key.setdefault(row.key, []).append(row)
-    return [pair for some in by_key.values() for pair in pairwise(some) if pair[0].disagrees(pair[1])]
-
-
-def said(earlier: Reading, later: Reading) -> str:
-    """A disagreement in words, for a warning."""
-    return (
-        f"two measurements of {later.way} disagree: {earlier.told} by {earlier.by} on {earlier.at[:10]}, {later.told} by "
-        f"{later.by} on {later.at[:10]}; the machine was not the same, or one of them is wrong"
-    )
-
-
-def told(pairs: Sequence[tuple[Reading, Reading]]) -> list[str]:
-    """Disagreements as warnings: one each, or where there are many one with their number and the largest."""
-    if len(pairs) <= _EACH:
-        return [said(*pair) for pair in pairs]
-    worst = max(pairs, key=lambda pair: max(pair[0].median / pair[1].median, pair[1].median / pair[0].median))
-    return [f"{len(pairs)} measurements differ from an earlier one of the same: the most, {said(*worst)}"]
 
 
 def _read(line: bytes) -> Reading:

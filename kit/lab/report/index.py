@@ -7,8 +7,8 @@ from kit.lab.claims import book, evidence, gates
 from kit.lab.claims.book import Entry
 from kit.lab.claims.judge import OWN, SOURCE
 from kit.lab.claims.records import WARNED, Record
-from kit.lab.measuring import machine, measurements
-from kit.lab.report import content, html, lead, planning, published, theme
+from kit.lab.measuring import machine
+from kit.lab.report import content, html, lead, planning, theme
 from kit.lab.report import run as runs
 from kit.lab.report.checklist import checklist
 from kit.lab.report.run import Run
@@ -83,10 +83,8 @@ def wrong(run: Run, rows: list[Record]) -> list[tuple[str, str, str]]:
     """What the pages of a run say and cannot be: (the notebook, "" of them all; the anchor on its page; what)."""
     warnings = [(name, anchor, text) for name in run.planned for anchor, text in run.warnings_of(name)]
     warnings += [(one.notebook, "", one.beaten) for one in lead.leads(run, rows) if one.beaten]
-    across = [*(text for text, _ in gates.across(rows)), *published.disagreements(run, rows)]
-    across += measurements.told(measurements.disagreements(measurements.of_run(run.folder)))
     told = [text for *_, text in warnings]  # page 08 tells some of it
-    return warnings + [("", "", text) for text in across if not any(text in said for said in told)]
+    return warnings + [("", "", text) for text, _ in gates.across(rows) if not any(text in said for said in told)]
 
 
 def busy(rows: list[Record]) -> list[str]:
