@@ -77,7 +77,7 @@ def test_explain_begins_with_file_fit_and_limit_before_it_compiles(llama, monkey
 def test_on_a_busy_machine_what_is_no_comparison_or_takes_long_is_left_out(llama, monkeypatch):
     """`kit explain` of 135M weights took more than five minutes beside other work: prompts alone one."""
     asked = {}
-    monkeypatch.setattr(study.peers, "readings", lambda *of: asked.update(share=of[-2], prompts=of[-1]) or {})
+    monkeypatch.setattr(study.peers, "readings", lambda *of, **_: asked.update(share=of[-2], prompts=of[-1]) or {})
     monkeypatch.setattr(study, "quality", lambda file, names, tokens: asked.update(names=names, text=tokens) or pd.DataFrame())
     monkeypatch.setattr(depth, "measured", lambda file: asked.update(depth=True) or [])
     monkeypatch.setattr(beside_kit, "_LEAST", 0)

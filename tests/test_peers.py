@@ -118,6 +118,18 @@ def test_the_speeds_of_a_run_are_in_its_store_and_the_shared_one(path, tmp_path,
         assert store.known(peers.PEER, digest).median == 1 / 20
 
 
+def test_a_busy_run_has_one_value_of_an_engine_and_a_command_measures_it_again(path, tmp_path, monkeypatch):
+    """Page 09 measured all engines again on a busy machine, though it showed the ways of page 07."""
+    monkeypatch.setattr(peers, "installed", lambda: [*SPEEDS.index])
+    monkeypatch.setattr(peers, "compare", lambda *_, **__: SPEEDS.assign(others=1.9, gbps=[[9.0]] * 3))
+    peers.of_run(SimpleNamespace(out=tmp_path, notebook="07", model=""), path)
+    monkeypatch.setattr(peers, "compare_file", lambda *_, **__: SPEEDS.assign(others=0.0, speed=2.0))
+    store = measurements.of_run(tmp_path)
+    with kit.open(path) as file:
+        assert {row.by for row in peers.readings(file, "09", store, busy=True).values()} == {"07"}
+        assert {row.by for row in peers.readings(file, "09", store).values()} == {"09"}
+
+
 def burn(seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end:

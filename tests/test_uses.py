@@ -283,7 +283,8 @@ def test_the_parts_of_a_token_are_one_on_page_09_and_in_kit_explain(tmp_path, mo
     with kit.open(path) as file:
         digest, least = measurements.digest_of(file), bytes_used(uses_of(file)) / (MACHINE.read_gbps * 1e9)
         token = measurements.Reading(BLOCKS.label, digest, (2 * least,))
-        monkeypatch.setattr(word + "peers.readings", lambda _, by, store, *more: {"kit": store.known(BLOCKS.label, digest)})
+        known = lambda _, by, store, *more, **how: {"kit": store.known(BLOCKS.label, digest)}  # noqa: E731
+        monkeypatch.setattr(word + "peers.readings", known)
         measurements.note(measurements.of_run(run), token)
         page = cells.run("09_your_model", until="families", out=run, model=path)["families"]
         later = Study(file, lambda: MACHINE, memory=2 << 20, tokens=2)

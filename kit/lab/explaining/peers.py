@@ -7,6 +7,7 @@ import tempfile
 import time
 import warnings
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -237,10 +238,9 @@ def note(rows: dict[str, dict], digest: str, by: str, store) -> None:
     """Add the speeds of ``compare`` to a store of measurements and the shared one, in seconds per token of the file with this
     ``digest``."""
     ran = {name: row for name, row in rows.items() if isinstance(row.get("samples"), list)}
-    for name, row in ran.items():
-        samples = tuple(1 / speed for speed in row["samples"])
-        counted = {TOKENS: row[TOKENS]} if TOKENS in row else {}
-        measurements.note(store, Reading(_label(name), digest, samples, others=row["others"], by=by, row=counted))
+    for name, reading in measurements.engines({"digest": digest, "engines": ran}).items():
+        counted = {name: value for name, value in reading.row.items() if name == TOKENS}
+        measurements.note(store, replace(reading, way=_label(name), by=by, row=counted))
     together.note(ran, digest, by, store)
     if paged := [row for row in ran.values() if isinstance(row.get("gbps"), list) and row["gbps"]]:  # the same in all
         found = paged[-1]
@@ -260,19 +260,22 @@ def _label(engine: str) -> str:
     return COMPARED[engine].label if engine in COMPARED else engine
 
 
-def readings(file, by: str, store, again: bool = False, share: float = math.inf, also: bool = True) -> dict:
+def readings(
+    file, by: str, store, again: bool = False, share: float = math.inf, also: bool = True, busy: bool = False
+) -> dict[str, Reading]:
     """Engine -> its Reading on an open file: those that ``store`` has of all engines, else measured now, added to it and to the
     shared store. ``again``: measured in any case. ``share``: seconds for them, as of ``compare``. ``also``: with passes over
-    several tokens, for which a command, whose share ends, measures again where the store has none."""
+    several tokens, for which a command, whose share ends, measures again where the store has none. ``busy``: what was disturbed
+    is taken as well, as by the pages of a run, which has one value of a way."""
     digest, engines = measurements.digest_of(file), installed()
 
-    def known(busy=False):
+    def known(busy):
         asked = {name: store.known(_label(name), digest, busy=busy) for name in engines}
         return {name: row for name, row in asked.items() if row}
 
     paged = store.known(PAGES, digest, unit="GB/s", busy=True) or views(file) is None
     lacks = also and share < math.inf and together.lengths(file) and not together.readings(store, digest, together.FEW)
-    if again or lacks or not paged or len(known()) < len(engines) - 1:  # one may be unable to open the file
+    if again or lacks or not paged or len(known(busy)) < len(engines) - 1:  # one may be unable to open the file
         if state.settle(state.patience()):  # a peer that spins starves: no comparison
             engines = [name for name in engines if name in OURS]
         rows = compare_file(file.path, text=False, engines=engines, share=share, also=also).to_dict("index")

@@ -6,7 +6,6 @@ round activations to sixteen and to eight bits.
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
@@ -26,6 +25,7 @@ from kit.lab.explaining.peers import prompt_of
 from kit.lab.explaining.to_measure import ENGINE_WAYS
 from kit.lab.measuring import limits, measurements, slices, state
 from kit.lab.measuring.busy import WORTH, Busy
+from kit.lab.measuring.measurements import Reading
 from kit.lab.predicting import divergence, quality
 from kit.lab.predicting.losses import format_kl
 from kit.lab.predicting.ways import BY_QUANTS
@@ -110,20 +110,20 @@ def of_run(paths: Sequence[Path], lab, file) -> pd.DataFrame:
         if row.digest not in (digest, "") or (not row.digest and Path(row.file).name != model_name(file.path)):
             continue
         way, column = ENGINE_WAYS[WAYS[row.way].name], table.columns.get_loc
-        if (row.digest, row.machine, row.settings) != here:
+        samples = tuple(1 / speed for speed in row.samples)
+        saved = Reading(way.label, row.digest, samples, settings=row.settings, machine=row.machine)
+        if (saved.file, saved.machine, saved.settings) != here:
             table.iloc[number, column("other")] = f"another measurement than this page's{f', of {row.at}' * bool(row.at)}"
             continue
-        if reading := store.known(way.label, digest, busy=True):
-            saved = replace(reading, samples=tuple(1 / speed for speed in table["samples"].iloc[number]))
-            if saved.disagrees(reading):  # its rows are comparable with each other, not with the page's
-                times = reading.median / saved.median
+        if known := store.known(way.label, digest, busy=True):
+            if saved.disagrees(known):  # its rows are comparable with each other, not with the page's
+                times = known.median / saved.median
                 table.iloc[number, column("other")] = f"measured at another time, {times:.2f} times as fast as on this page"
                 continue
-            table.iloc[number, column("speed")] = 1 / reading.median
-            table.iat[number, column("samples")] = [1 / seconds for seconds in reading.samples]
-        samples = [1 / speed for speed in table["samples"].iloc[number]]
-        lab.record(quantity=way.quantity + BY_QUANTS, unit="s", samples=samples, lower=1 / table["bound"].iloc[number],
-                   lower_source="its bytes at the measured bandwidth")  # fmt: skip
+            table.iloc[number, column("speed")] = 1 / known.median
+            table.iat[number, column("samples")] = [1 / seconds for seconds in known.samples]
+        lab.record(quantity=way.quantity + BY_QUANTS, unit="s", samples=[*(known or saved).samples],
+                   lower=1 / table["bound"].iloc[number], lower_source="its bytes at the measured bandwidth")  # fmt: skip
     return _with_best(table)
 
 

@@ -151,7 +151,8 @@ class Study:
         self.settle()
         share = _SHARE if self.gives_way else self.minute
         self.say(f"measuring a token with each engine{f', about {share:.0f} s at most' * (share < np.inf)}")
-        rows = peers.readings(self.file, self.by, self.store, self.again, share, not self.gives_way)
+        asked = self.file, self.by, self.store, self.again, share, not self.gives_way
+        rows = peers.readings(*asked, busy=self.folder is not None)
         self.busy.seen(max((row.others for row in rows.values()), default=0.0))
         return rows
 
