@@ -208,8 +208,9 @@ def test_the_walk_of_one_token_names_every_file(folder):
     while todo:
         path = todo.pop()
         compiled.add(path.relative_to(ROOT).as_posix())
-        modules = re.findall(r"^\s*from (kit\.cpu[\w.]*) import \(?([\w, \n]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-        names = {f"{module}.{name.strip()}" for module, names in modules for name in names.split(",")} | {
+        source = path.read_text(encoding="utf-8")
+        modules = re.findall(r"^\s*from (kit\.cpu[\w.]*) import (\([\w, \n]+|[\w, ]+)", source, re.MULTILINE)
+        names = {f"{module}.{name.strip()}" for module, names in modules for name in names.strip("(").split(",")} | {
             each for each, _ in modules
         }
         files = [ROOT / f"{name.replace('.', '/')}.py" for name in names]

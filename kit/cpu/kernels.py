@@ -17,10 +17,11 @@ from kit.cpu.simd.isa import bfloat_to_float, float_to_bfloat, float_to_half, fl
 from kit.cpu.simd.memory import copy, load, prefetch, store, stream
 from kit.cpu.simd.vectors import constant, convert, f32x16, generated, inner, join, u16x16, u16x32
 from kit.cpu.tasks import features
+from kit.cpu.tuned import tuned
 from kit.gguf.formats import Format
 
 f32 = types.float32
-_AHEAD = 3072  # bytes of blocks that are fetched before they are read
+_AHEAD = tuned().dequantized
 
 
 class Kernel(NamedTuple):
