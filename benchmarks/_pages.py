@@ -136,14 +136,15 @@ def record(model: str) -> Path:
     pages show one value. ValueError: other processes used the machine."""
     command = f"kit explain {model}"
     words = [Path(sys.executable).parent / "kit", *command.split()[1:]]
-    done, data = (subprocess.run([*words, *more], capture_output=True, text=True, check=True) for more in ([], ["--json"]))
-    if "other processes" in done.stdout:
+    turns = ["--json"], [], ["--json"]  # the first measures; what it measured is in the store, so all have it
+    before, done, after = (subprocess.run([*words, *more], capture_output=True, text=True, check=True) for more in turns)
+    told = json.loads(after.stdout)
+    if told["busy"] or json.loads(before.stdout)["busy"]:
         raise ValueError(f"nothing was recorded: other processes used the machine during `{command}`:\n{done.stdout}")
     path = REFERENCE / machine.machine_id() / "explain" / f"{model}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     system = machine.describe()
     run = {"command": command, "output": done.stdout, "started": time.time(), "kit_version": __version__, "system": system}
-    told = json.loads(data.stdout)  # what was measured is in the store, so both have it
     run |= {"ways": ways_of(told), "table": told["answer"]["table"]}
     path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
     return path

@@ -474,12 +474,12 @@ def test_what_explain_prints_is_recorded_and_shown_in_whole_sections(tmp_path, m
     printed = "a file\nFirst guess: 61.4\n(at 60 GB/s)\n\nbytes\n\nspeeds\n\nWith kit: change\n\n" + "A TABLE\n" + "row\n" * 30
     for pages in (_pages, _records):
         monkeypatch.setattr(pages, "REFERENCE", tmp_path)
-    said = {"kit explain tiny": printed, "kit explain busy": "At most 3, while other processes used the cores\n"}
+    said = {"kit explain tiny": printed, "kit explain busy": "Busy machine: others used 1.0 of 2 cores\n"}
     way = {"way": "blocks", "by": "measured", "measured": 0.04, "predicted": 0.05, "least": 0.02}
     slow = way | {"way": "all kept", "by": "predicted", "predicted": 0.3}
     peer = {"name": "llama.cpp, mmap", "seconds": 0.03}
-    said["kit explain tiny --json"] = json.dumps({"advice": [slow, way], "answer": {"peer": peer, "table": []}})
-    said["kit explain busy --json"] = "{}"
+    said["kit explain tiny --json"] = json.dumps({"busy": False, "advice": [slow, way], "answer": {"peer": peer, "table": []}})
+    said["kit explain busy --json"] = json.dumps({"busy": True, "advice": [], "answer": {"peer": None, "table": []}})
     run = lambda words, **_: subprocess.CompletedProcess([], 0, said[f"kit {' '.join(words[1:])}"])  # noqa: E731
     monkeypatch.setattr(_pages.subprocess, "run", run)
     monkeypatch.setattr(_pages.machine, "describe", dict)
