@@ -39,10 +39,11 @@ _POWER_OF_2 = tuple(map(np.float32, (1.3264724e-3, 9.6715130e-3, 5.5507336e-2, 0
 
 
 class _Plan(NamedTuple):
-    """A tile of sums in registers: so many vectors of a ``kind``."""
+    """Tiles of sums in registers: vectors of a ``kind``, for so many positions or rows. The rows divide its lanes."""
 
     kind: Vector
-    count: int
+    positions: int
+    rows: int
 
 
 def block_of(group: int, dim: int, tokens: int) -> tuple[int, int]:
@@ -57,8 +58,8 @@ def supports(rows: int, dim: int) -> bool:
 
 
 _block_of = inner(block_of)
-_HALF = _Plan(f32x16, 4)  # sixteen registers of 32 bytes, or 32 of 16
-_PLANS = {"avx512": _Plan(f32x32, 8), "avx2": _HALF, "neon": _HALF, "plain": _HALF}
+_HALF = _Plan(f32x16, 4, 4)  # sixteen registers of 32 bytes, or 32 of 16
+_PLANS = {"avx512": _Plan(f32x32, 8, 8), "avx2": _HALF._replace(positions=6), "neon": _HALF, "plain": _HALF}
 
 
 def _tile_of(kind: Vector, count: int):
@@ -86,9 +87,9 @@ def _tile_of(kind: Vector, count: int):
 def attend_many(kind: Static, tier: Static):
     """The task of kit.cpu.attention.attend_block, for blocks that ``supports`` takes."""
     plan = _PLANS[tier.value]
-    wide, count, lanes = plan.kind, plan.count, plan.kind.lanes
+    wide, lanes, count, height = plan.kind, plan.kind.lanes, plan.positions, plan.rows
     pair, bits = Vector(f32, 2 * lanes), Vector(types.int32, 2 * lanes)
-    tile, one, half = _tile_of(wide, count), _tile_of(wide, 1), _tile_of(f32x16, count)
+    across, one, tile, half = (_tile_of(*of) for of in ((wide, count), (wide, 1), (wide, height), (f32x16, height)))
 
     @inner
     def score(columns, dim, keys, stride, positions, scores):
@@ -96,7 +97,7 @@ def attend_many(kind: Static, tier: Static):
         for position in range(0, positions, count):
             if positions >= count:
                 at = min(position, positions - count)
-                tile(scores + 4 * lanes * at, 4 * lanes, columns, 4 * lanes, keys + stride * at, stride, 4, dim, True)
+                across(scores + 4 * lanes * at, 4 * lanes, columns, 4 * lanes, keys + stride * at, stride, 4, dim, True)
             else:
                 for i in range(positions):
                     one(scores + 4 * lanes * i, 0, columns, 4 * lanes, keys + stride * i, 0, 4, dim, True)
@@ -106,11 +107,11 @@ def attend_many(kind: Static, tier: Static):
         """Add weighted values in float32 to each row's result."""
         whole = dim // lanes * lanes
         for element in range(0, 4 * whole, 4 * lanes):
-            for row in range(0, rows, count):
+            for row in range(0, rows, height):
                 to, weights = mixed + 4 * dim * row + element, scores + 4 * row
                 tile(to, 4 * dim, values + element, stride, weights, 4, 4 * lanes, positions, False)
         for element in range(4 * whole, 4 * dim, 64):
-            for row in range(0, rows, count):
+            for row in range(0, rows, height):
                 to, weights = mixed + 4 * dim * row + element, scores + 4 * row
                 half(to, 4 * dim, values + element, stride, weights, 4, 4 * lanes, positions, False)
 
