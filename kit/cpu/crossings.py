@@ -34,8 +34,8 @@ _ROUNDS, _PLACES = 5, 5  # how many, and in how many places of memory: up to 15 
 
 
 def fastest(format: Format, activations: str, tokens: int, recorded: bool = False, alike: bool = False) -> str:
-    """The kernel for so many tokens, 2 or more, of a format with codes. ``recorded``: not FLOATS, whose activations no step
-    prepares. ``alike``: ROWS or FEW, which give each token the bits that it has alone."""
+    """The kernel for so many tokens, 2 or more, of a format with codes. ``recorded``: not FLOATS, which are for prompts.
+    ``alike``: ROWS or FEW, which give each token the bits that it has alone."""
     at = tokens if tokens <= _FEW else next((more for more in _MORE if tokens <= more), _MORE[-1])
     if alike:
         times = _times(format.name, activations, at, tier().value, _ALIKE) if tokens <= gemv_few.MOST else {ROWS: 0.0}
@@ -124,7 +124,8 @@ def _clock():
 def _call(format, activations, name, size, x, y):
     """A function that multiplies the blocks it is given once, all rows by the calling thread."""
     task = kernel(format, activations, name, len(x))
-    x = gemm.padded(x) if name == FLOATS else quantize(x, **layout(format, activations, name))
+    if name != FLOATS:
+        x = quantize(x, **layout(format, activations, name))
     run, blocks = function(task, 1 + len(task.parameters)), task.parameters.index("blocks")
     arguments = dict(x=x, x_stride=x.stride(0) * x.itemsize, y=y, y_stride=4 * _HEIGHT, tokens=len(y))
     arguments |= dict(blocks=0, row_bytes=size, rows=_HEIGHT, columns=_WIDTH, share=_SHARE)

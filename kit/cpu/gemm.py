@@ -6,9 +6,6 @@ Zen 5 does 120 to 127 GFLOP/s so; its multiplications alone would be 132. Tiles 
 loads for 12, and did 82 to 118: a vector of activations may lie in two cache lines, a number does not.
 """
 
-import numpy as np
-import torch
-
 from kit.cpu import threads
 from kit.cpu.kernels import dequantize_blocks
 from kit.cpu.simd.memory import load, put, stack, store
@@ -50,17 +47,6 @@ def _block_shape(format):
     return lambda format: shape
 
 
-def padded(x: torch.Tensor) -> torch.Tensor:
-    """x with 16 more columns or up to 31, so that tokens do not share cache sets.
-
-    numpy does this on the calling thread. torch would use threads that keep spinning on cores that the kernels need.
-    """
-    tokens, columns = x.shape
-    wide = np.zeros((tokens, columns + -columns % 16 + 16), np.float32)
-    wide[:, :columns] = x.numpy()
-    return torch.from_numpy(wide)
-
-
 def share(rows: int) -> int:
     """Rows per task: a piece's, or fewer if some threads would be idle."""
     return min(_ROWS, 16 * -(-rows // (32 * threads.count())))
@@ -68,7 +54,7 @@ def share(rows: int) -> int:
 
 @task
 def kernel(format: Static, tier: Static):
-    """The task described in kit.cpu.linear, for tokens >= FEWEST and a ``share`` of at most _ROWS; x comes from ``padded``."""
+    """The task described in kit.cpu.linear, for tokens >= FEWEST and a ``share`` of at most _ROWS."""
     float32, width = Static("float32"), _WIDTH[tier.value]
     most, _tile = _TOKENS // width * width, _tile_of(width)
 

@@ -70,7 +70,7 @@ class Activations:
     layout. ``recorded``: the steps run again for other numbers in x. ``alike``: products have the bits of a token's alone."""
 
     def __init__(self, x: torch.Tensor, recorded: bool = False, alike: bool = False):
-        self.x, self._recorded, self._alike, self._made, self._wide = x, recorded, alike, {}, None
+        self.x, self._recorded, self._alike, self._made = x, recorded, alike, {}
 
     def product(self, blocks: np.ndarray, qtype: str, y: torch.Tensor, activations: str) -> list[Step]:
         """The steps after which y (tokens, rows) holds the product of the matrix and x, as ``linear`` computes it."""
@@ -84,19 +84,13 @@ class Activations:
             name = ROWS if tokens == 1 else crossings.fastest(format, activations, tokens, self._recorded, self._alike)
             kernel = crossings.kernel(format, activations, name, tokens)
         if name == FLOATS:
-            (x, x_stride), share = self._padded(), gemm.share(rows)
+            share = gemm.share(rows)
         elif format.codes is not None:
             x, steps = self._quantized(crossings.layout(format, activations, name))
             share = gemm_codes.share(rows, tokens) if name == TILES else share
         arguments = dict(x=x, x_stride=x_stride, y=y, y_stride=4 * y.stride(0), tokens=tokens)
         arguments |= dict(blocks=blocks, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
         return [*steps, (kernel, arguments, -(-rows // share))]
-
-    def _padded(self) -> tuple[torch.Tensor, int]:
-        """A copy of x, as it is now, for kit.cpu.gemm, and its stride."""
-        if self._wide is None:
-            self._wide = gemm.padded(self.x)
-        return self._wide, 4 * self._wide.stride(0)
 
     def _quantized(self, layout: dict[str, int]) -> tuple[torch.Tensor, list[Step]]:
         """x's records; adds the step that makes them if there is none."""
