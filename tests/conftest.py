@@ -36,7 +36,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ |= {"OMP_WAIT_POLICY": "passive", "KIT_TUNED": "OMP_WAIT_POLICY"}
 # So would those of numpy's products, which are references of tests: one thread, in this process alone.
 with pytest.MonkeyPatch.context() as patch:
-    patch.setenv("OPENBLAS_NUM_THREADS", os.environ.get("OPENBLAS_NUM_THREADS", "1"))
+    patch.setenv("OPENBLAS_NUM_THREADS", "1")
     import numpy  # noqa: F401
 os.environ["KIT_PATIENCE"] = "0"  # the other half of the tests keeps the machine busy
 
