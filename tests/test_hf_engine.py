@@ -312,10 +312,14 @@ def test_a_trained_model_gives_the_tokens_of_the_modules(trained, weights):
 
 @pytest.mark.slow
 def test_rounded_activations_of_both_engines_are_nearer_to_each_other_than_to_exact_ones(smollm2):
-    ids = kit.hf.load(smollm2)[1]("The capital of France is Paris, and", return_tensors="pt")["input_ids"]
-    ours, modules = (kit.hf.load(smollm2, "blocks-int8", engine=engine)[0](ids).logits for engine in ("auto", "modules"))
-    exact = kit.hf.load(smollm2)[0](ids).logits
-    assert (ours - modules).std() < (modules - exact).std()
+    """Each token is the first: over several, a code that falls to the other side changes all after it in 30 layers."""
+    ids = kit.hf.load(smollm2)[1]("The capital of France is Paris, and", return_tensors="pt")["input_ids"].T
+    models = (
+        kit.hf.load(smollm2, weights, engine=engine)[0]
+        for weights, engine in (("blocks-int8", "auto"), ("blocks-int8", "modules"), ("blocks", "auto"))
+    )
+    ours, modules, exact = (torch.cat([model(row[None]).logits for row in ids]) for model in models)
+    assert 2 * (ours - modules).std(-1).median() < (modules - exact).std(-1).median()
 
 
 @pytest.mark.parametrize("engine", ["auto", "modules"])

@@ -68,19 +68,22 @@ def lines(what: str, unit: str, count: int, progress: bool = True) -> Callable[[
     return tell
 
 
+_LOADS = ("access", "read", "dequantize", "fresh")  # spans of weights, of which the first pass has more
+
+
 class PromptTrace(Trace):
     """A trace that draws a bar on standard error during one pass, if that is a terminal. The first pass that it records sets
-    how many entries a pass has."""
+    how many operations a pass has."""
 
     def __init__(self):
         super().__init__()
-        self._entries_of_a_pass, self._known = 0, False
+        self._operations, self._known = 0, False
         self.bar: tqdm | None = None
 
     def begin(self) -> None:
         """Draw a bar during the next pass."""
         shape = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
-        total = self._entries_of_a_pass
+        total = self._operations
         self.bar = tqdm(desc="prompt", total=total, disable=None, leave=False, delay=_DELAY, bar_format=shape)
 
     def end(self) -> None:
@@ -92,7 +95,8 @@ class PromptTrace(Trace):
     def add(self, what, *given, **more):
         """As a Trace does; a span "token" ends a pass."""
         super().add(what, *given, **more)
-        self._count()
+        if what not in _LOADS:
+            self._count()
         if what == "token":
             self._known = True
             self.end()
@@ -103,6 +107,6 @@ class PromptTrace(Trace):
         self._count()
 
     def _count(self):
-        self._entries_of_a_pass += not self._known
-        if self.bar is not None and self.bar.n < self._entries_of_a_pass:  # a prompt may use more experts than the first pass
+        self._operations += not self._known
+        if self.bar is not None and self.bar.n < self._operations:  # a prompt may use more experts than the first pass
             self.bar.update()

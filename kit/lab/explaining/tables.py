@@ -221,7 +221,7 @@ _FORMATS = (
     dict.fromkeys(_SECONDS, format_seconds)
     | dict.fromkeys(_BYTES, format_bytes)
     | dict.fromkeys(_SHARES, "{:.1%}".format)
-    | {"faster": "{:.2g}x".format, "factor": "{:.2f}x".format, "weights": format_count}
+    | {"faster": lambda times: f"{times:#.2g}".rstrip(".") + "x", "factor": "{:.2f}x".format, "weights": format_count}
 )
 
 
