@@ -332,7 +332,7 @@ def test_faster_is_what_was_measured_where_it_was(study):
     assert faster[now.way.label] == 1.0 and faster[other.way.label] == 4.0
     assert faster[third.way.label] == pytest.approx(now.seconds / third.seconds)
     second, last = (tables.in_tables(each.way.label) for each in (other, third))
-    assert told[second] == "4x (measured)" and told[last].endswith("x (predicted)")
+    assert told[second] == "4.0x (measured)" and told[last].endswith("x (predicted)")
     only = tables.formatted(tables.advice_table(study.predictions, {other.way: measured[other.way]}))["times as fast"]
     assert only.str.endswith("(predicted)").all(), "a ratio to a first row that was not measured is none of measured times"
 
