@@ -199,7 +199,7 @@ def test_seconds_of_a_token_have_a_rate_behind_them():
     )
     found = tables.formatted(table)
     assert [*found.columns] == ["predicted", "measured", tables.RATE, "times as fast"]
-    assert [*found.iloc[0]] == ["500 ms", "250 ms", "4", "2x (measured)"] and [*found.iloc[1]] == ["–"] * 4
+    assert [*found.iloc[0]] == ["500 ms", "250 ms", "4", "2.0x (measured)"] and [*found.iloc[1]] == ["–"] * 4
     depth = tables.formatted(pd.DataFrame({"attention": [0.001]}, pd.Index([64], name=tables.DEPTH)))
     assert depth.loc[64, "attention"] == "1.00 ms"
 
