@@ -136,7 +136,7 @@ DOORS = {
         buffers: ARENA
         choice: attend_chosen choose
         history: History
-        linear: ACTIVATIONS Activations FEWEST Product in_pieces linear rounds_prompts
+        linear: ACTIVATIONS Activations FEWEST Product in_pieces linear rounds_alike
         norm: rms_norm
         operations: Recording run
         shapes: Choice LARGEST state_shape

@@ -251,7 +251,7 @@ def test_from_blocks_a_few_tokens_at_a_time_give_the_logits_of_all_at_once(path)
 @pytest.mark.parametrize("rounds", [True, False])
 def test_the_divergence_of_a_way_is_that_of_the_pass_whose_speed_is_shown(path, monkeypatch, rounds):
     """Where products of floats multiply a prompt, 16 bits round nothing of it: "KL 0 nats" stood over a decode that rounds."""
-    monkeypatch.setattr(quality, "rounds_prompts", lambda activations: rounds)
+    monkeypatch.setattr(quality, "rounds_alike", lambda activations: rounds)
     with kit.open(path) as file:
         model = quality.model_of(file, quality.PRECISIONS["int16 activations"], attention="blas")
         asked, logits = [], model.logits
@@ -289,7 +289,7 @@ def told(monkeypatch):
 def test_a_way_that_rounds_is_asked_a_few_tokens_at_a_time_of_short_texts_or_where_prompts_do_not_round(
     path, cached, monkeypatch, told, rounds
 ):
-    monkeypatch.setattr(quality, "rounds_prompts", lambda activations: rounds)
+    monkeypatch.setattr(quality, "rounds_alike", lambda activations: rounds)
     few = quality._AT_ONCE
     parts = lambda count: [few] * (count // few) + [count % few] * (count % few > 0)  # noqa: E731
     with kit.open(path) as file:

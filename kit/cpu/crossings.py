@@ -49,11 +49,9 @@ def candidates(activations: str, tokens: int, alike: bool = False) -> list[str]:
     ``alike``."""
     if alike:
         return [ROWS, FEW]
-    can = {
-        ROWS: tokens <= _MORE[0] or gemm_codes.multiplier(tokens) not in gemm_codes.TILES,
-        TILES: gemm_codes.multiplier(tokens) in gemm_codes.TILES,
-        FLOATS: DIGITS[activations] > 1 and tokens >= gemm.FEWEST,
-    }
+    most = gemm_codes.FEWEST - 1 if DIGITS[activations] == 1 else _MORE[0]
+    tiles = gemm_codes.multiplies(activations, tokens)
+    can = {ROWS: tokens <= most or not tiles, TILES: tiles, FLOATS: DIGITS[activations] > 1 and tokens >= gemm.FEWEST}
     return [name for name in can if can[name]]
 
 
@@ -125,7 +123,7 @@ def _call(format, activations, name, size, x, y):
     """A function that multiplies the blocks it is given once, all rows by the calling thread."""
     task = kernel(format, activations, name, len(x))
     if name != FLOATS:
-        x = quantize(x, **layout(format, activations, name))
+        x = quantize(x, **layout(format, activations, name, len(x)))
     run, blocks = function(task, 1 + len(task.parameters)), task.parameters.index("blocks")
     arguments = dict(x=x, x_stride=x.stride(0) * x.itemsize, y=y, y_stride=4 * _HEIGHT, tokens=len(y))
     arguments |= dict(blocks=0, row_bytes=size, rows=_HEIGHT, columns=_WIDTH, share=_SHARE)
@@ -150,11 +148,12 @@ def kernel(format: Format, activations: str, name: str, tokens: int):
     by = gemm_codes.multiplier(tokens)
     wide = gemm_codes.wide(tokens, by)
     alone = "alone" if gemm_codes.unpacks_at_once(format, by, tokens) else ""
-    return gemm_codes.kernel(format, tier(), by, activations, str(wide), alone)
+    together = str(gemm_codes.together(format, activations, tokens))
+    return gemm_codes.kernel(format, tier(), by, activations, str(wide), alone, together)
 
 
-def layout(format: Format, activations: str, name: str) -> dict[str, int]:
+def layout(format: Format, activations: str, name: str, tokens: int) -> dict[str, int]:
     """What ``quantize`` needs to know for ROWS, FEW or TILES."""
     if name == TILES:
-        return gemm_codes.layout(format, activations)
+        return gemm_codes.layout(format, activations, tokens)
     return layout_of_rows(format, tier().value, activations)

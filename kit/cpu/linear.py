@@ -30,7 +30,7 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     """x (tokens, columns) float32 times the matrix of ``blocks`` (rows, bytes per row) uint8: (tokens, rows) float32.
 
     qtype: any format of the cpu backend of kit.dequantize, or I8. activations: "int8" rounds x to eight bits, with one scale
-    per as many columns as the format's ``activations`` field says; "int16" rounds to 16 bits, "float32" to 24 (errors of at
+    per as many columns as ``gemm_codes.together`` says; "int16" rounds to 16 bits, "float32" to 24 (errors of at
     most 2^-15 and 2^-22 of the largest of 256 columns), where that is faster than floats: kit.cpu.crossings measures which
     kernel multiplies so many tokens. For F32, F16 and BF16 weights, x is not rounded. Raises QuantError.
     """
@@ -49,10 +49,10 @@ def in_pieces(qtype: str, x: torch.Tensor, activations: str) -> torch.Tensor | N
     return rounded(x, format.activations) if DIGITS[activations] == 1 and format.codes else x
 
 
-def rounds_prompts(activations: str) -> bool:
-    """Whether a prompt's products round activations to this type, as those of a decode do. On tiers where products of floats
-    are faster for many tokens, 16 bits are kept for a decode alone."""
-    return DIGITS[activations] == 1 or gemm_codes.multiplier() in gemm_codes.FASTER[DIGITS[activations]]
+def rounds_alike(activations: str) -> bool:
+    """Whether a prompt's products round activations to this type as those of a decode do. Eight bits of a prompt have finer
+    scales; 16 bits are kept for a decode alone on tiers where products of floats are faster for many tokens."""
+    return (gemm_codes.multiplier() in gemm_codes.FASTER[DIGITS[activations]]) == (DIGITS[activations] > 1)
 
 
 def _in_bytes(format, activations) -> bool:
@@ -86,7 +86,7 @@ class Activations:
         if name == FLOATS:
             share = gemm.share(rows)
         elif format.codes is not None:
-            x, steps = self._quantized(crossings.layout(format, activations, name))
+            x, steps = self._quantized(crossings.layout(format, activations, name, tokens))
             share = gemm_codes.share(rows, tokens) if name == TILES else share
         arguments = dict(x=x, x_stride=x_stride, y=y, y_stride=4 * y.stride(0), tokens=tokens)
         arguments |= dict(blocks=blocks, row_bytes=row_bytes, rows=rows, columns=columns, share=share)

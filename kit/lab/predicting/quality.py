@@ -9,7 +9,7 @@ import torch
 
 import kit
 from kit.codec.codings import quantize
-from kit.cpu.linear import FEWEST, rounds_prompts
+from kit.cpu.linear import FEWEST, rounds_alike
 from kit.errors import ModelError, library
 from kit.lab.compressor import matrices_of
 from kit.lab.engines.table import ROUNDED
@@ -159,7 +159,7 @@ def _source(model, context: int, few: bool) -> LogitSource:
     """A model as a LogitSource; with ``few``, a few tokens at a time from the blocks."""
     cache = model.new_cache(context)
     rounds = model.linear.activations
-    some = _AT_ONCE if rounds and (few or not rounds_prompts(rounds)) else context
+    some = _AT_ONCE if rounds and (few or not rounds_alike(rounds)) else context
 
     def step(ids):
         return torch.cat([model.logits(ids[at : at + some], 0, cache) for at in range(0, len(ids), some)])
