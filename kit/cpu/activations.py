@@ -3,9 +3,9 @@
     x = scale (first + second / 2^8 + third / 2^16)
 
 With one digit this is int8 in the format's groups: codes and scales as in ggml's Q8_0, Q8_1 (32 numbers) or Q8_K (256), except
-that scales and sums stay float32 (Q8_0 and Q8_1 round them to float16). Two digits are 16 bits ("int16"), three are 24: the
-accuracy of float32 relative to the largest of 256 numbers. WORDS are 24 bits for 16-bit products: the first two digits are one
-word, the third is another.
+that scales and sums stay float32 (Q8_0 and Q8_1 round them to float16); a prompt's groups are of 32. Two digits are 16 bits
+("int16"), three are 24: the accuracy of float32 relative to the largest of 256 numbers. WORDS are 24 bits for 16-bit products:
+the first two digits are one word, the third is another.
 
 A record holds 256 activations of one token: their first digits in the order of the format's codes; for each 16 of them, in
 their own order, minus their sum, and the unit of their last digit; then, after these RECORD bytes, the other digits, 256 bytes
