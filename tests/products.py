@@ -19,23 +19,19 @@ def truth(blocks, qtype: str):
     return rows.reshape(len(blocks), -1).astype(np.float32)
 
 
-def check(qtype: str, y, w, x, accuracy: str) -> None:
+def check(qtype: str, y, w, x, accuracy: str, fine: bool = False) -> None:
     """``y`` (tokens, rows) float32 for ``w`` (rows, columns) float64 and ``x`` (tokens, columns) float32, as both accuracies
-    claim: of arithmetic, to float32; of int8 and int16, that each x is off by half a step at most."""
+    claim: of arithmetic, to float32; of int8 and int16, that each x is off by half a step at most. ``fine``: 32 of a prompt's
+    eight bits share a scale, in every format."""
     y = y.astype(np.float64)
     if accuracy == "float32" or not FORMATS[qtype].codes:
         assert relative_rms(y, x.astype(np.float64) @ w.T, w, x) < 1e-6, qtype
         return
-    coarse = rounded(x, *((FORMATS[qtype].activations, 1) if accuracy == "int8" else (256, 256)))
-    seen, scale = min([coarse, *_finer(x, accuracy)], key=lambda each: relative_rms(y, each[0] @ w.T, w, x))
+    group = 32 if fine else FORMATS[qtype].activations
+    seen, scale = rounded(x, *((group, 1) if accuracy == "int8" else (256, 256)))
     error = relative_rms(y, seen @ w.T, w, x)
     assert error < 3e-6 or (accuracy == "int16" and relative_rms(y, x.astype(np.float64) @ w.T, w, x) < 1e-6), qtype
     assert (np.abs(y - x @ w.T) <= scale / 2 @ np.abs(w).T * (1 + 1e-4)).all(), qtype
-
-
-def _finer(x, accuracy) -> list:
-    """A prompt's eight bits, of 16 tokens or more, which only kernels of tiles compute: 32 with one scale."""
-    return [rounded(x, 32)] if accuracy == "int8" and len(x) >= 16 else []
 
 
 def rounded(x, group, parts=1):

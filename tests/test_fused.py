@@ -79,7 +79,8 @@ def check(qtype, rows, columns, tokens, accuracy, seed=0, place=np.copy):
     x = activations(tokens, columns, seed)
     y = linear(place(blocks), qtype, x, accuracy)
     assert y.shape == (tokens, rows) and y.dtype == torch.float32
-    products.check(qtype, y.numpy(), w, x.numpy(), accuracy)
+    kernel = crossings.fastest(FORMATS[qtype], accuracy, tokens) if tokens > 1 and FORMATS[qtype].codes else ROWS
+    products.check(qtype, y.numpy(), w, x.numpy(), accuracy, fine=kernel == TILES and tokens >= 16)
 
 
 # ---- one matrix

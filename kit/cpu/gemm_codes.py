@@ -5,13 +5,14 @@ on that gains. Of a few tokens, one tile, parts of a super-block are unpacked be
 are fetched a few lines at a time: 72 lines at once took a Zen 5 as long as the arithmetic, because its loads wait for them.
 
 With the CPU's matrix unit (AMX), tiles are 16 tokens by 16 rows. The product of one group of weights that share a scale and the
-store of its sums take 29 to 32 cycles of a 3.1 GHz Xeon, at every group width; the vector part takes 22, or 34 with minima. The
-times add up (54 and 77), although vectors and matrix unit have independent work. Without a matrix unit, dot products of four
-bytes fill tiles of rows and tokens whose sums fit the vector registers: 60 multiply-adds per cycle of the same CPU with
-AVX-512, of at most 93.
+store of its sums take 29 to 32 cycles of a 3.1 GHz Xeon, at every group width; the vector part takes 22, or 34 with minima, and
+more where few activations share a scale. The times add up (54 and 77), although vectors and matrix unit have independent work.
+Without a matrix unit, dot products of four bytes fill tiles of rows and tokens whose sums fit the vector registers: 60
+multiply-adds per cycle of the same CPU with AVX-512, of at most 93.
 
-Of sums scaled by groups, a vector unit multiplies codes in four of five turns (Q4_K: 96 of 120 instructions). Codes that only
-a bias raises have no minima to multiply: their sums start at minus the bias times the sum of activations.
+Of sums scaled by groups, a vector unit multiplies codes in three of four turns (Q4_K: 96 of 132 instructions), or in four of
+five where 256 activations share a scale. Codes that only a bias raises have no minima to multiply: their sums start at minus
+the bias times the sum of activations.
 
 int16 activations take two such products, one per digit. Three digits, exact to 24 bits, take three: 119 GFLOP/s per core of a
 Zen 4, compared with 90 of torch's product of dequantized pieces (Q4_K, 512 tokens). The matrix unit is not used for it.
@@ -45,7 +46,7 @@ from kit.cpu.transposed import (
 from kit.gguf.formats import Format
 
 f32 = types.float32
-FEWEST = 16  # tokens of the matrix unit's tiles
+FEWEST = 16  # tokens of the matrix unit's tiles, and of a prompt, whose eight bits have FINE scales
 FINE = 32  # activations that share a scale in a prompt's eight bits
 TILES = {"amx": (16, 1), "avx512": (6, 2), "avx2": (4, 1), "neon": (4, 1)}  # tokens and sixteens of rows: see multiplier
 WIDE = (2, 3, 4, 5, 6, 16)  # tokens of a tile, for each of which a kernel is compiled

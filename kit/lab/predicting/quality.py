@@ -109,7 +109,7 @@ def quality(file, names=None, tokens: int = 0, progress: bool = False, others: M
     divergence of the next-token distribution from that of float32, nats); same (share of tokens with the same most
     probable token); tokens (scored); command (options of ``kit perplexity``). Standard errors allow for neighboring tokens that
     depend on each other (measuring.intervals). A way that rounds activations is asked a few tokens at a time where a prompt
-    would be multiplied without rounding: its KL is that of a decode, beside whose speed it is shown.
+    rounds them less: its KL is that of a decode, beside whose speed it is shown.
     ``tokens``: of the text; 0: as many as divergence.tokens_for says.
     Rows are kept in the shared store under a digest of the file and of the code that computes logits. ModelError for a
     file that the kit cannot run or whose text takes minutes, TokenizerError for one without a tokenizer.
