@@ -161,7 +161,7 @@ def assumed(file, uses: list[Use]) -> str:
                     + f", {dense} dense layer{'s' * (dense != 1)} first" * (dense > 0)
                     + ", and the shared experts" * shared)  # fmt: skip
     elif any(_STACK.search(use.name) and use.of > 1 for use in uses):
-        text.append("all experts, for the file does not say how many a token uses")
+        text.append("all experts, because the file does not say how many a token uses")
     if unknown := unknown_roles(uses):
         more = f" and {len(unknown) - _SHOWN} more" * (len(unknown) > _SHOWN)
         text.append(f"a token reads all of each tensor that no rule of kit knows ({', '.join(unknown[:_SHOWN])}{more})")

@@ -87,7 +87,7 @@ def _check_depth(file, depth: int) -> None:
     """EngineError where the model has too few positions for a decode at this depth."""
     most = count(file, "context_length", _LONGEST)
     if depth > most - DECODE:
-        raise EngineError(f"--depth {depth}: give at most {most - DECODE:,}, for the model has {most:,} positions")
+        raise EngineError(f"--depth {depth}: give at most {most - DECODE:,}, because the model has {most:,} positions")
 
 
 def _losses(file) -> dict[str, dict[str, float]]:
