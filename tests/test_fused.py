@@ -108,8 +108,7 @@ def test_every_tile_of_a_few_tokens(accuracies=ACCURACIES):
     with by(TILES):
         for accuracy in accuracies:
             for tokens in range(2, 21):  # one tile, two, three that unpack alone, and more that share
-                if gemm_codes.multiplies(accuracy, tokens):
-                    check("Q4_K", 1 + 7 * tokens, 256 * (1 + tokens % 3), tokens, accuracy)
+                check("Q4_K", 1 + 7 * tokens, 256 * (1 + tokens % 3), tokens, accuracy)
 
 
 def test_the_matrix_unit_has_whole_tiles_of_one_digit(monkeypatch):
@@ -117,9 +116,9 @@ def test_the_matrix_unit_has_whole_tiles_of_one_digit(monkeypatch):
     six tokens."""
     monkeypatch.setattr(gemm_codes, "matrix", lambda: True)
     for tokens in range(gemm_codes.FEWEST, 70):
-        assert gemm_codes.wide(tokens, gemm_codes.multiplier(tokens)) == 16
+        assert gemm_codes.multiplier("int8", tokens) == "amx" and gemm_codes.wide(tokens, "amx") == 16
         assert crossings.candidates("int8", tokens) == [TILES]
-        assert TILES not in crossings.candidates("float32", tokens) + crossings.candidates("int16", tokens)
+        assert "amx" not in (gemm_codes.multiplier("float32", tokens), gemm_codes.multiplier("int16", tokens))
 
 
 # a format for each way in which codes and scales lie in a block
@@ -181,7 +180,7 @@ def test_crossings_are_measured_once_and_kept(monkeypatch, tmp_path, measured_cr
         cached.cache_clear()
     measured, real = [], crossings.measured
     monkeypatch.setattr(crossings, "measured", lambda *of: measured.append(of) or real(*of))
-    format, (tier, by) = FORMATS["Q4_K"], (simd.tier().value, gemm_codes.multiplier(4))
+    format, (tier, by) = FORMATS["Q4_K"], (simd.tier().value, gemm_codes.multiplier("int8", 4))
     try:
         first = [crossings.fastest(format, "int8", 4) for _ in range(2)]
         assert len(measured) == 1 and set(crossings._kept()[f"Q4_K int8 4 {tier} {by}"]) == {"rows", "tiles"}
@@ -360,7 +359,7 @@ def test_three_digits_hold_24_bits_of_the_largest(digits, qtype, x):
     assert np.abs(record[256:320].view(np.float32) + right.sum(1)).max() <= 16 * near
 
 
-@pytest.mark.parametrize("name", [ROWS, *[TILES] * (gemm_codes.multiplier(4) in gemm_codes.TILES)])  # plain has no tiles
+@pytest.mark.parametrize("name", [ROWS, *[TILES] * (simd.tier().value in gemm_codes.TILES)])  # plain has no tiles
 @pytest.mark.parametrize("qtype", ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS"])
 def test_the_largest_codes_times_the_largest_digits_do_not_overflow(qtype, name):
     """The highest code everywhere, or the lowest int8, and activations whose digits are all at an end."""
@@ -475,7 +474,7 @@ def multiply(left, stride, right, sums):
                 total += load(types.int8, left + stride * i + k) * load(types.int8, right + 64 * (k // 4) + 4 * j + k % 4)
             store(sums + 64 * i + 4 * j, types.int32(total))
 
-gemm_codes.multiply, gemm_codes.multiplier = multiply, lambda tokens=16: "amx"
+gemm_codes.multiply, gemm_codes.multiplier = multiply, lambda activations, tokens=16: "amx"
 gemm_codes.configure, gemm_codes.release = njit(lambda width, scratch: None), njit(lambda: None)
 import test_fused
 assert test_fused.crossings.candidates("int8", 17) == ["tiles"]

@@ -40,7 +40,7 @@ def fastest(format: Format, activations: str, tokens: int, recorded: bool = Fals
     if alike:
         times = _times(format.name, activations, at, tier().value, _ALIKE) if tokens <= gemv_few.MOST else {ROWS: 0.0}
         return min(times, key=times.get)
-    times = _times(format.name, activations, at, tier().value, gemm_codes.multiplier(at))
+    times = _times(format.name, activations, at, tier().value, gemm_codes.multiplier(activations, at))
     return min((name for name in times if not (recorded and name == FLOATS)), key=times.get)
 
 
@@ -50,7 +50,7 @@ def candidates(activations: str, tokens: int, alike: bool = False) -> list[str]:
     if alike:
         return [ROWS, FEW]
     most = gemm_codes.FEWEST - 1 if DIGITS[activations] == 1 else _MORE[0]
-    tiles = gemm_codes.multiplies(activations, tokens)
+    tiles = gemm_codes.multiplier(activations, tokens) in gemm_codes.TILES
     can = {ROWS: tokens <= most or not tiles, TILES: tiles, FLOATS: DIGITS[activations] > 1 and tokens >= gemm.FEWEST}
     return [name for name in can if can[name]]
 
@@ -145,7 +145,7 @@ def kernel(format: Format, activations: str, name: str, tokens: int):
         return gemv_few.kernel(format, tier(), activations, str(tokens))
     if name == FLOATS:
         return gemm.kernel(format, tier())
-    by = gemm_codes.multiplier(tokens)
+    by = gemm_codes.multiplier(activations, tokens)
     wide = gemm_codes.wide(tokens, by)
     alone = "alone" if gemm_codes.unpacks_at_once(format, by, tokens) else ""
     together = str(gemm_codes.together(format, activations, tokens))

@@ -60,15 +60,10 @@ _found, _copies = stack(2 * 128), stack(2 * 16 * 384)
 _sums, _totals = stack(2 * 16 * 1024), stack(4 * ROWS * (_TOKENS + 16))
 
 
-def multiplier(tokens: int = FEWEST) -> str:
-    """What multiplies bytes: "amx" (the matrix unit), for no fewer tokens than its tiles have, or the vectors of the tier; see
-    FASTER."""
-    return "amx" if tokens >= FEWEST and matrix() else tier().value
-
-
-def multiplies(activations: str, tokens: int) -> bool:
-    """Whether ``kernel`` can; the matrix unit takes one digit."""
-    return (by := multiplier(tokens)) in TILES and not (by == "amx" and DIGITS[activations] > 1)
+def multiplier(activations: str, tokens: int = FEWEST) -> str:
+    """What multiplies bytes: "amx" (the matrix unit), for one digit and no fewer tokens than its tiles have, or the vectors of
+    the tier; see FASTER."""
+    return "amx" if DIGITS[activations] == 1 and tokens >= FEWEST and matrix() else tier().value
 
 
 def wide(tokens: int, multiplier: str) -> int:
@@ -112,9 +107,9 @@ def starts_low(format: Format, digits: int) -> bool:
     return format.scales.sign == 0 < format.bias and digits < 3
 
 
-def share(rows: int, tokens: int = FEWEST) -> int:
+def share(rows: int, activations: str, tokens: int = FEWEST) -> int:
     """Rows per task: two pieces, or fewer if some threads would be idle."""
-    height = 16 * TILES[multiplier(tokens)][1]
+    height = 16 * TILES[multiplier(activations, tokens)][1]
     return min(2 * ROWS, height * -(-rows // (2 * height * threads.count())))
 
 

@@ -52,12 +52,16 @@ def in_pieces(qtype: str, x: torch.Tensor, activations: str) -> torch.Tensor | N
 def rounds_alike(activations: str) -> bool:
     """Whether a prompt's products round activations to this type as those of a decode do. Eight bits of a prompt have finer
     scales; 16 bits are kept for a decode alone on tiers where products of floats are faster for many tokens."""
-    return (gemm_codes.multiplier() in gemm_codes.FASTER[DIGITS[activations]]) == (DIGITS[activations] > 1)
+    return _by_codes(activations) == (DIGITS[activations] > 1)
 
 
 def _in_bytes(format, activations) -> bool:
     """Whether kit.cpu.gemm_codes multiplies this many tokens."""
-    return format.codes is not None and gemm_codes.multiplier() in gemm_codes.FASTER[DIGITS[activations]]
+    return format.codes is not None and _by_codes(activations)
+
+
+def _by_codes(activations) -> bool:
+    return gemm_codes.multiplier(activations) in gemm_codes.FASTER[DIGITS[activations]]
 
 
 def _in_strips(format, activations) -> bool:
@@ -87,7 +91,7 @@ class Activations:
             share = gemm.share(rows)
         elif format.codes is not None:
             x, steps = self._quantized(crossings.layout(format, activations, name, tokens))
-            share = gemm_codes.share(rows, tokens) if name == TILES else share
+            share = gemm_codes.share(rows, activations, tokens) if name == TILES else share
         arguments = dict(x=x, x_stride=x_stride, y=y, y_stride=4 * y.stride(0), tokens=tokens)
         arguments |= dict(blocks=blocks, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
         return [*steps, (kernel, arguments, -(-rows // share))]
