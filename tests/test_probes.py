@@ -180,6 +180,10 @@ def test_ways_of_multiplying_and_their_operations(monkeypatch):
             ("int8", "c", None, 6), ("float32", "d", SimpleNamespace(seconds=1.0), 6)]  # fmt: skip
     monkeypatch.setattr(arithmetic, "_ways", lambda: [way for way in ways if way[2]])
     assert arithmetic.probe() == {"float32": arithmetic.Rate((6.0, 6 / 9), "b")}
+    ways.append(("int8", "e", SimpleNamespace(seconds=1.0), 24))  # three digits are three of its products: 8 > 6
+    assert {kind: rate.best for kind, rate in arithmetic.probe().items()} == {"int8": 24.0, "int16": 12.0, "float32": 8.0}
+    ways[-1] = *ways[-1][:3], 15  # 5 < 6
+    assert arithmetic.probe()["float32"].method == "b"
 
 
 @pytest.mark.parametrize("passes, gbps, told", [
