@@ -253,7 +253,7 @@ CASES = {  # a notebook joins by its row
         warns="ways give other logits",
         steady=dict.fromkeys((
             "20 generated tensors: no quality to measure.",
-            "Skip this page if your model fits in memory (this one does).",
+            "Skip this page if your model fits (this one does).",
             "How its map reads memory is not known: it is too small.",
             "No quantizations were named, so none are compared.",
             # the next ones: this file fits into any Mac, and a guess is the same for all of them

@@ -141,7 +141,8 @@ def test_two_threads_that_sleep_at_every_part_of_a_token(smollm2, monkeypatch, s
     monkeypatch.setattr(served, "PASSIVE", served.PASSIVE | {"AWS_SECRET_KEY": "passive"} | spins)
     with served.started(smollm2, "-t 2 -c 256") as running:
         found, ran = decode_of(running.url)
-    woken, total = [each.seen.woken for each in ran.windows], sum(cause.seconds for cause in found.values())
+    woken = [each.seen.woken for each in ran.windows]
+    total = sum(cause.seconds for name, cause in found.items() if name != "busy")
     if spin:
         assert not any(woken) and ran.owner.sleepy == () and "threads" not in found
         return
@@ -166,7 +167,8 @@ def test_with_nothing_wrong_only_what_the_neighbors_take(smollm2):
 @pytest.mark.parametrize("limit, flags, remedy", [(88, "-t 2 -c 128", ""), (190, "-t 2 -c 3072", "-c ")])
 def test_a_memory_limit_below_the_file_and_a_context_that_pushes_weights_out(smollm2, tmp_path, limit, flags, remedy):
     file, text = served.copied(smollm2, tmp_path), str(limit << 20)
-    with served.group("memory", v1={"memory.limit_in_bytes": text}, v2={"memory.max": text, "memory.swap.max": "0"}) as group:
+    v1 = {"memory.limit_in_bytes": text, "memory.swappiness": "0"}  # another test may have made swap
+    with served.group("memory", v1=v1, v2={"memory.max": text, "memory.swap.max": "0"}) as group:
         with served.started(file, flags, served.inside(group)) as running:
             found, ran = decode_of(running.url)
             assert worst(found, but=("busy", *kept_waiting(found))) == "disk", (found, ran.holding)
