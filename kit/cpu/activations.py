@@ -47,7 +47,7 @@ from kit.products import PRODUCTS
 f32, i64 = types.float32, types.int64
 
 SUMS, SCALE, RECORD = SUPERBLOCK, SUPERBLOCK + 64, SUPERBLOCK + 128
-DIGITS, WORDS = {name: row.digits for name, row in PRODUCTS.items()}, 4
+DIGITS, WORDS, WORD = {name: row.digits for name, row in PRODUCTS.items()}, 4, 5
 # A group whose largest is below this is zeros: the unit of its last digit would be no normal number.
 _SMALLEST = np.float32(1e-31)
 
@@ -63,7 +63,7 @@ def quantize(
 ) -> torch.Tensor:
     """The records of x (tokens, columns) float32: (super-blocks, tokens, bytes) uint8, aligned to 64 bytes.
 
-    order: the ``address`` of the n of the 16 weights 16 n ... that come first, second ... digits: 1 to 3, or WORDS. group:
+    order: the ``address`` of the n of the 16 weights 16 n ... that come first, second ... digits: 1 to 3, WORDS or WORD. group:
     how many numbers share a scale, 32 or 256. scale = largest |x| / 127; the last digit of x / scale is rounded to nearest
     even. Columns are padded with zeros to whole super-blocks. sums: how many numbers a sum covers, 16 or 32 (then it is stored
     twice). in_units: sums are in units of the last digit, without the scale; ``times``: and int32, of so many times as much (0:
@@ -80,7 +80,10 @@ def quantize(
 
 def record_bytes(digits: int) -> int:
     """Bytes of a record."""
-    return RECORD + SUPERBLOCK * (4 if digits == WORDS else digits - 1)
+    return RECORD + SUPERBLOCK * (digits - 1 if digits < WORDS else 4 if digits == WORDS else 2)
+
+
+_bytes = inner(record_bytes)
 
 
 def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
@@ -113,7 +116,7 @@ def quantizing():
 
 def _quantize_token(token, x, columns, tokens, records, order, digits, group, sums, in_units, times):
     x += 4 * columns * token
-    size = RECORD + SUPERBLOCK * (4 if digits == WORDS else digits - 1)
+    size = _bytes(digits)
     for n in range((columns + 255) // 256):
         record = records + (n * tokens + token) * size
         _quantize_superblock(x + 1024 * n, min(16, columns // 16 - 16 * n), record, order, digits, group // 16, in_units)
@@ -146,7 +149,7 @@ _record, _inverses = stack(RECORD), stack(64)
 @inner
 def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
     """Write one record from ``sixteens`` x 16 numbers at x; ``group`` x 16 of them share a scale."""
-    inverses, below = _inverses(), 8 * (min(digits, 3) - 1)  # bits after the first digit
+    inverses, below = _inverses(), 8 if digits == WORD else 8 * (min(digits, 3) - 1)  # bits after the first digit
     fine = f32(1 << below)
     for start in range(0, 16, group):
         magnitudes = broadcast(u32x16, 0)
@@ -174,9 +177,11 @@ def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
         scale = f32(1) if in_units else load(f32, record + SCALE + 4 * n)
         store(record + SUMS + 4 * n, f32(-add_up(code)) * (f32(2**-16) * fine * scale))
         second = (code + 128) >> 8  # a digit is the low byte, signed; what is above it is the number without the digit
-        if digits == WORDS:
+        if digits >= WORDS:
             store(record + RECORD + 32 * place, convert(i16x16, second))
+        if digits == WORDS:
             store(record + RECORD + 2 * SUPERBLOCK + 32 * place, convert(i16x16, code - (second << 8)))
+        if digits >= WORDS:
             continue
         store(at, convert(i8x16, (second + 128) >> 8))
         if digits > 1:

@@ -21,11 +21,11 @@ Zen 4, compared with 90 of torch's product of dequantized pieces (Q4_K, 512 toke
 from numba import types
 
 from kit.cpu import threads
-from kit.cpu.activations import DIGITS, NATURAL, RECORD, SCALE, SUMS, address, record_bytes
+from kit.cpu.activations import DIGITS, NATURAL, RECORD, SCALE, SUMS, WORD, address, record_bytes
 from kit.cpu.simd.amx import configure, multiply, release
 from kit.cpu.simd.isa import has_vnni
 from kit.cpu.simd.memory import copy, load, prefetch_far, prefetch_written, stack, store
-from kit.cpu.simd.registers import add_dots_of, several_of, sum_of_products, times_numbers
+from kit.cpu.simd.registers import add_dots_of, several_of, sum_of_products, times_numbers, widen_pairs_of
 from kit.cpu.simd.sums import fma
 from kit.cpu.simd.tiers import matrix, tier
 from kit.cpu.simd.vectors import Static, broadcast, f32x16, i32x16, inner
@@ -55,7 +55,9 @@ WIDE = (2, 3, 4, 5, 6, 16)  # tokens of a tile, for each of which a kernel is co
 FASTER = {1: tuple(TILES), 2: ("avx512", "avx2"), 3: ("avx512",)}
 ROWS, _TOKENS = 32, 512  # of a piece: its sums, its weights and those of the next piece stay in the second-level cache
 
-_scratch, _lines, _weights = stack(128), stack(UNPACKED), stack(2 * UNPACKED)
+WIDENED = 2 * UNPACKED  # where codes as words begin, behind those of at most 32 rows as bytes
+
+_scratch, _lines, _weights = stack(128), stack(UNPACKED), stack(WIDENED + 2 * 16 * SUPERBLOCK)
 _found, _copies = stack(2 * 128), stack(2 * 16 * 384)
 _sums, _totals = stack(2 * 16 * 1024), stack(4 * ROWS * (_TOKENS + 16))
 
@@ -96,9 +98,18 @@ def together(format: Format, activations: str, tokens: int) -> int:
 def layout(format: Format, activations: str, tokens: int) -> dict[str, int]:
     """What kit.cpu.activations.quantize needs to know for the records that ``kernel`` takes."""
     digits, group = DIGITS[activations], together(format, activations, tokens)
+    if in_words(format, activations, tokens):
+        return dict(order=address(NATURAL), digits=WORD, group=group, sums=group_of(format), in_units=1, times=0)
     times = format.bias if starts_low(format, digits) else 0
     in_units = int(group == SUPERBLOCK or times > 0)
     return dict(order=address(NATURAL), digits=digits, group=group, sums=group_of(format), in_units=in_units, times=times)
+
+
+def in_words(format: Format, activations: str, tokens: int) -> bool:
+    """Whether 16 bits are multiplied as such, by codes that were widened: AVX2 without VNNI adds sixteen products in two
+    instructions, while two digits of six-bit codes take five for 32 each. A tile that unpacks alone has digits."""
+    by = multiplier(activations, tokens)
+    return DIGITS[activations] == 2 and by == "avx2" and not has_vnni() and not unpacks_at_once(format, by, tokens)
 
 
 def starts_low(format: Format, digits: int) -> bool:
@@ -148,10 +159,10 @@ def _by_tiles(format: Format):
 
 
 def _signed(format: Format, multiplier: str, digits: int) -> bool:
-    """Whether codes are multiplied as int8: by the matrix unit, and where AVX2's multiply-add takes seven bits of uint8. The
-    second digits may be -128, whose sign it cannot change."""
+    """Whether codes are multiplied as signed numbers: by the matrix unit, as words, and where AVX2's multiply-add takes seven
+    bits of uint8. The second digits may be -128, whose sign it cannot change."""
     of_bytes = multiplier == "avx2" and not has_vnni() and digits == 1 and largest_code(format) > 127
-    return multiplier == "amx" or (of_bytes and format.scales.sign == 0)
+    return multiplier == "amx" or ((of_bytes or digits == WORD) and format.scales.sign == 0)
 
 
 def _taken_back(format: Format, multiplier: str, digits: int) -> tuple[Static, Static]:
@@ -162,10 +173,10 @@ def _taken_back(format: Format, multiplier: str, digits: int) -> tuple[Static, S
 
 def _adding(format: Format, multiplier: str, digits: int, together: int):
     """(whether fewer activations than a super-block's share a scale, ``add_dots`` of a group)."""
-    by_group, signed = together < SUPERBLOCK, _signed(format, multiplier, digits)
-    units, places = SCALE - SUMS if by_group else 0, (0, RECORD, RECORD + SUPERBLOCK)[:digits]
+    by_group, signed, words = together < SUPERBLOCK, _signed(format, multiplier, digits), digits == WORD
+    units, places = SCALE - SUMS if by_group else 0, (RECORD,) if words else (0, RECORD, RECORD + SUPERBLOCK)[:digits]
     starts = starts_low(format, digits) and not signed
-    return by_group, add_dots_of(group_of(format) // 4, largest_code(format), units, places, signed, starts)
+    return by_group, add_dots_of(group_of(format) // 4, largest_code(format), units, places, signed, starts, words)
 
 
 def _by_dots(format: Format, multiplier: str, tokens: int, sixteens: int, digits: int, together: int):
@@ -174,6 +185,7 @@ def _by_dots(format: Format, multiplier: str, tokens: int, sixteens: int, digits
     groups, size = SUPERBLOCK // group_of(format), record_bytes(digits)
     many, (by_group, add_dots) = 16 // groups, _adding(format, multiplier, digits, together)
     (load_rows, _), (load_tile, store_tile) = several_of(sixteens), several_of(tokens * sixteens)
+    wide, codes = (2, WIDENED) if digits == WORD else (1, 0)
 
     @inner
     def add_superblock(tier, weights, records, last, count, left, sums, totals, y, y_stride, ahead, nbytes):
@@ -189,10 +201,10 @@ def _by_dots(format: Format, multiplier: str, tokens: int, sixteens: int, digits
             store(sums, broadcast(f32x16, 0))
             total = load_tile(sums, 0)
             for group in range(min(groups, (left + many - 1) // many)):
-                of, x = weights + 64 * many * group, record + 16 * many * group
+                of, x, w = weights + 64 * many * group, record + 16 * wide * many * group, 256 * wide * many * group
                 scale, minimum = load_rows(of + SCALES, UNPACKED), load_rows(of + MINIMA, UNPACKED)
                 of_x = record + SUMS + 4 * many * group
-                total = add_dots(tier, total, x, size, weights + 256 * many * group, UNPACKED, scale, minimum, of_x)
+                total = add_dots(tier, total, x, size, weights + codes + w, UNPACKED, scale, minimum, of_x)
             store_tile(sums, 64, total)
             for row in range(sixteens):
                 for token in range(tokens):
@@ -248,18 +260,18 @@ def _at_once(format: Format, multiplier: str, tokens: int, sixteens: int, digits
 
 
 @task
-def kernel(
-    format: Static, tier: Static, multiplier: Static, activations: Static, wide: Static, alone: Static, together: Static
-):
-    """The task described in kit.cpu.linear, for at least ``wide`` tokens; of few tiles each unpacks codes ``alone`` ("" or
-    "alone"). ``x`` is the address of the activations' records, whose scales are each of ``together`` activations."""
-    digits, wide = DIGITS[activations.value], int(wide.value)
+def kernel(format: Static, tier: Static, multiplier: Static, activations: Static, wide: Static, how: Static, together: Static):
+    """The task described in kit.cpu.linear, for at least ``wide`` tokens; how: "alone", if of few tiles each unpacks codes,
+    "words" (see ``in_words``) or "". ``x`` is the address of the activations' records, whose scales are each of ``together``
+    activations."""
+    digits, wide = WORD if how.value == "words" else DIGITS[activations.value], int(wide.value)
     size = record_bytes(digits)
     amx, (_, high), group = multiplier.value == "amx", TILES[multiplier.value], group_of(format.value)
     of = format.value, multiplier.value, wide, high, digits, int(together.value)
     add_superblock = _by_tiles(format.value) if amx else _by_dots(*of)
     less, raised = _taken_back(format.value, multiplier.value, digits)
-    alone = bool(alone.value)
+    alone, words = how.value == "alone", how.value == "words"
+    widen = widen_pairs_of(_signed(format.value, multiplier.value, digits))
     step = wide if alone else _TOKENS
     add_one = _at_once(*of) if alone else None
 
@@ -290,6 +302,8 @@ def kernel(
                                 find_rows(format, at, row_bytes, behind, end, copies + 6144 * n, found + 128 * n)
                             else:
                                 unpack(format, tier, less, raised, at, row_bytes, behind, left, end, into, lines, scratch)
+                        for n in range(0, 64 * 64 if words else 0, 64):
+                            widen(weights + n, weights + WIDENED + 2 * n)
                         if alone:
                             to = totals + r * 4 * wide
                             add_one(tier, found, weights, records, left, sums, to, lines, scratch, ahead)

@@ -68,7 +68,7 @@ def fma(builder, a, b, c):
     return call(builder, f"llvm.fmuladd.v{a.type.count}f32", a.type, a, b, c)
 
 
-def opaque(builder, value):
-    """The same vector or integer, through a barrier that LLVM's optimizer cannot look through."""
+def opaque(builder, value, in_order=False):
+    """The same vector or integer, through a barrier that LLVM's optimizer cannot look through, ``in_order`` with other such."""
     register = "=x,0" if isinstance(value.type, ir.VectorType) else "=r,0"
-    return builder.asm(ir.FunctionType(value.type, [value.type]), "", register, [value], side_effect=False)
+    return builder.asm(ir.FunctionType(value.type, [value.type]), "", register, [value], side_effect=in_order)

@@ -272,13 +272,19 @@ def emit_pairs(builder, a, b, signed=False):
     return _in_parts(builder, 32, (a, b), part)
 
 
-def emit_widened(builder, total, pairs):
-    """total plus the sums of two neighbors each of ``pairs``, in 32 bits."""
+def emit_in_order(builder, vector):
+    """The same vector of 32 bytes or more, in registers, through a barrier for LLVM's optimizer: it would add up in a tree,
+    whose sums do not fit AVX2's registers."""
+    return _in_parts(builder, 256 // vector.type.element.width, (vector,), lambda part: emit.opaque(builder, part, True))
 
-    def part(total, pairs):
-        return builder.add(total, emit.call(builder, "llvm.x86.avx2.pmadd.wd", total.type, pairs, every(pairs.type, 1)))
 
-    return _in_parts(builder, 8, (total, pairs), part)
+def emit_widened(builder, total, pairs, times=None):
+    """total plus the sums of two neighbors each of ``pairs``, or of their products with ``times``, in 32 bits."""
+
+    def part(total, pairs, times):
+        return builder.add(total, emit.call(builder, "llvm.x86.avx2.pmadd.wd", total.type, pairs, times))
+
+    return _in_parts(builder, 8, (total, pairs, times or every(pairs.type, 1)), part)
 
 
 @intrinsic

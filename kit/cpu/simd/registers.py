@@ -1,13 +1,15 @@
 """Several vectors at once: the tile of sums that a matrix product keeps in registers."""
 
+import itertools
+
 from numba import types
 from numba.core.cgutils import pack_array, unpack_tuple
 from numba.extending import intrinsic
 
 from kit.cpu.simd import emit
 from kit.cpu.simd.emit import FLOAT32, I32, emits, every
-from kit.cpu.simd.isa import emit_dot4, emit_pairs, emit_widened, most_pairs
-from kit.cpu.simd.vectors import Vector, f32x4, f32x16, i32x16, u8x64
+from kit.cpu.simd.isa import emit_dot4, emit_in_order, emit_pairs, emit_widened, most_pairs
+from kit.cpu.simd.vectors import Vector, f32x4, f32x16, i16x32, i32x16, u8x64
 
 _i64 = types.int64
 
@@ -82,14 +84,15 @@ def add_each(_, sums, others):
     return emits(sums(sums, others), code)
 
 
-def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = (0,), signed: bool = False, starts=False):
+def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = (0,), signed=False, starts=False, words=False):
     """A primitive: add_dots(tier, totals, x, stride, weights, apart, scales, minima, sums).
 
     Returns totals + scales * dots + minima * sums, or if it ``starts`` at the sums, which are int32 then, totals + scales *
     (sums + dots); where ``units`` is not 0, dots are times a number each token has, which lies so many bytes behind its sum.
     totals: a tile of f32x16, each sixteen rows' tokens one after another. dots: of ``depth`` u8x64 at ``weights``, four weights
     of sixteen rows each, the next sixteen rows ``apart`` bytes on, and 4 * ``depth`` numbers of one digit or three, int8 at
-    ``x`` + each of ``digits``, the next token's ``stride`` bytes on. scales, minima: an f32x16 for each sixteen rows. sums: the
+    ``x`` + each of ``digits``, the next token's ``stride`` bytes on. With ``words`` both are int16, in twice the bytes: vectors
+    hold two weights of each row, and numbers have one digit. scales, minima: an f32x16 for each sixteen rows. sums: the
     address of a float32, the next token's as for x.
     """
 
@@ -119,6 +122,12 @@ def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = 
 
             def add(dots, digit):
                 """dots with the products of a digit."""
+                if words:
+                    for k in range(2 * depth):
+                        for at, codes, two in factors(k, digit):
+                            two = (builder.bitcast(vector, i16x32.llvm) for vector in (codes, two))
+                            dots[at] = emit_in_order(builder, emit_widened(builder, dots[at], *two))
+                    return dots
                 if at_once and tier.value == "avx2":
                     return add_pairs(dots, digit)
                 for k in range(depth):
@@ -127,15 +136,19 @@ def add_dots_of(depth: int, largest: int, units: int, digits: tuple[int, ...] = 
                 return dots
 
             def add_pairs(dots, digit):
-                """``add`` with sums of pairs, which are widened once for as many as fit 16 bits."""
+                """``add`` with sums of pairs, which are widened once for as many as fit 16 bits. Sums of one or two are widened
+                one after another, for those of a tile do not fit AVX2's registers beside the dots."""
                 for start in range(0, depth, at_once):
+                    several = [factors(k, digit) for k in range(start, min(depth, start + at_once))]
                     sums = {}
-                    for k in range(start, min(depth, start + at_once)):
-                        for at, codes, four in factors(k, digit):
+                    for same in zip(*several, strict=True) if at_once < 3 else itertools.chain(*several):
+                        for at, codes, four in same if at_once < 3 else [same]:
                             pairs = emit_pairs(builder, codes, four, signed)
-                            sums[at] = builder.add(sums[at], pairs) if at in sums else pairs
+                            sums[at] = emit_in_order(builder, builder.add(sums[at], pairs)) if at in sums else pairs
+                        if at_once < 3:
+                            dots[at] = emit_in_order(builder, emit_widened(builder, dots[at], sums.pop(at)))
                     for at, pairs in sums.items():
-                        dots[at] = emit_widened(builder, dots[at], pairs)
+                        dots[at] = emit_in_order(builder, emit_widened(builder, dots[at], pairs))
                 return dots
 
             def floats(dots):
@@ -226,6 +239,25 @@ def load_columns(_, address, stride):
         return pack_array(builder, emit_columns(builder, [_load(builder, f32x4.llvm, row) for row in rows]))
 
     return emits(types.UniTuple(f32x16, 4)(_i64, _i64), code)
+
+
+def widen_pairs_of(signed: bool):
+    """A primitive: widen_pairs(address, to): a u8x64 of four weights of sixteen rows as int16, two vectors of two weights of
+    each row. ``signed``: they are int8."""
+
+    @intrinsic
+    def widen_pairs(_, address, to):
+        def code(builder, address, to):
+            both, four = i16x32.llvm, _load(builder, u8x64.llvm, address)
+            for first in (0, 2):
+                two = emit.shuffle(builder, four, four, [4 * row + first + n for row in range(16) for n in (0, 1)])
+                builder.store(
+                    (builder.sext if signed else builder.zext)(two, both), emit.pointer(builder, to, both, 32 * first)
+                )
+
+        return emits(types.void(_i64, _i64), code)
+
+    return widen_pairs
 
 
 @intrinsic
