@@ -1,10 +1,13 @@
 """The cores told apart: files of /sys laid out as Linux has them, and an arithmetic probe against a definition."""
 
 import os
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from kit.cpu import peak, simd, threads
 from kit.lab.engines.options import counts_of
 from kit.lab.measuring import arithmetic
 from kit.system import cores as module
@@ -89,10 +92,49 @@ def test_a_rate_is_operations_over_seconds(monkeypatch):
     monkeypatch.setattr(arithmetic, "_SIDES", (64, 128))
     monkeypatch.setattr(arithmetic, "_TOKENS", 32)
     monkeypatch.setattr(arithmetic, "_ROWS", 64)
+    monkeypatch.setattr("kit.cpu.peak.ways", list)
     rates = arithmetic.probe()
     assert rates["float32"].best == 2 * 32 * 2048 * 64 and "kit's product" in rates["float32"].method
     squares = [each for each in calls if isinstance(each, torch.Tensor) and each.dtype == torch.int32]
     assert {tuple(each.shape) for each in squares} == {(64, 64), (128, 128)}
+
+
+@pytest.mark.parametrize("name", simd.available())
+def test_multiply_adds_of_registers(name, monkeypatch):
+    """Every sum has every turn's product, of numbers that differ by task, and as many of them count as the peak says."""
+    monkeypatch.setattr(peak, "_TURNS", 3)
+    rng, turned = np.random.default_rng(0), []
+    with simd.using(name):
+
+        def run(task, arguments, tasks):
+            memory = arguments["memory"].reshape(tasks, -1)
+            numbers = memory if turned else memory.view(np.float32)
+            numbers[:] = rng.integers(0, 8, numbers.shape)
+            before = memory.copy()
+            threads.run(task, arguments | {"memory": memory}, tasks)
+            turned.append((before, memory))
+
+        monkeypatch.setattr(peak, "threads", SimpleNamespace(count=threads.count, run=run))
+        found = [(kind, operations) for kind, function, operations in peak.ways() if not function()]
+        kinds = [(kind, *peak._vectors(name, kind), peak._factors(kind)) for kind, _ in found]
+    assert [kind for kind, _ in found] == ([] if name == "plain" else ["float32", "int8", "int16"][: len(found)])
+    for (kind, total, factor, many), (_, operations), (before, after) in zip(kinds, found, turned, strict=True):
+        sum_type, factor_type = (np.dtype(str(each.element)) for each in (total, factor))
+        a, b = (
+            np.stack([before[:, at + 64 * n :][:, : factor.lanes * factor_type.itemsize] for n in range(many)], 1)
+            for at in (1024, 1024 + 64 * many)
+        )
+        a, b = (np.ascontiguousarray(each).view(factor_type).astype(np.float64) for each in (a, b))
+        products = (a[:, :, None] * b[:, None]).reshape(len(a), -1, total.lanes, factor.lanes // total.lanes).sum(3)
+        sums = [
+            each.view(sum_type).reshape(len(a), -1, 64 // sum_type.itemsize)[:, :, : total.lanes] for each in (before, after)
+        ]
+        count = operations // (2 * 3 * factor.lanes * len(a))
+        added = (sums[1].astype(np.float64) - sums[0])[:, :count]
+        expected = np.broadcast_to(3 * products, added.shape)
+        if kind == "float32":
+            expected, added = sums[0][:, :count] + expected, sums[1][:, :count]
+        np.testing.assert_allclose(added, expected, rtol=1e-5)
 
 
 def test_a_slow_cpu_is_asked_for_one_size(monkeypatch):

@@ -136,9 +136,10 @@ DOORS = {
         buffers: ARENA
         choice: attend_chosen choose
         history: History
-        linear: ACTIVATIONS Activations FEWEST Product in_pieces linear rounds_alike
+        linear: Activations FEWEST Product in_pieces linear rounds_alike
         norm: rms_norm
         operations: Recording run
+        peak: ways
         shapes: Choice LARGEST state_shape
         simd: available describe using
         strategies: strategies

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import kit
-from kit.cpu.linear import ACTIVATIONS, linear
+from kit.cpu.linear import linear
 from kit.errors import ModelError
 from kit.gguf.formats import FORMATS
 from kit.model.kvcache import KVCache
 from kit.model.layers.kind import KV_TYPES
+from kit.products import PRODUCTS
 
 BAD = [float("nan"), -float("nan"), float("inf"), -float("inf")]
 
@@ -47,7 +48,7 @@ def test_a_weight_that_is_not_finite_is_named_with_every_type_of_cache(folder, n
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 40])
-@pytest.mark.parametrize("activations", ACTIVATIONS)
+@pytest.mark.parametrize("activations", PRODUCTS)
 @pytest.mark.parametrize("qtype", ["Q4_K", "Q6_K", "Q8_0", "IQ4_NL", "F16", "F32"])
 def test_activations_keep_what_is_not_finite(qtype, activations, tokens):
     """In each place of 16, and in the last one: no output is finite, and a token without one is untouched."""

@@ -165,11 +165,12 @@ def test_ways_of_multiplying_and_their_operations(monkeypatch):
         return Measurement((2.0, 1.0), 9.0)
 
     monkeypatch.setattr(arithmetic.measure, "time", time)
+    monkeypatch.setattr("kit.cpu.peak.ways", lambda: [("int8", list, 7)])
     for name, value in {"_SIDES": (8, 16), "_TOKENS": 3, "_COLUMNS": 64, "_ROWS": 5, "_SLOW": 1.0}.items():
         monkeypatch.setattr(arithmetic, name, value)
     found = [(kind, operations) for kind, _, _, operations in arithmetic._ways()]
     squares = [(kind, 2 * side**3) for side in (8, 16) for kind in ("float32", "int8")]
-    assert found == squares + [(kind, 2 * 3 * 64 * 5) for kind in arithmetic.KINDS] and how == [
+    assert found == [*squares, ("int8", 7), *[(kind, 2 * 3 * 64 * 5) for kind in arithmetic.KINDS]] and how == [
         {"samples": 2, "min_sample": 0, "shape": (8, 8)}
     ]
     monkeypatch.setattr(arithmetic, "_SLOW", 0.99)

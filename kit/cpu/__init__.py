@@ -31,7 +31,7 @@ A product y = W x reads the blocks where they lie (linear.py), and multiplies co
   alone; gemv_values.py: of formats without codes; strategies.py: the table of how, by kind of format and tier
 - gemm_codes.py, gemm.py   a few tokens, and prompts: tiles of rows by tokens, of which transposed.py unpacks sixteen rows at a
   time, whose bits words.py finds; strips of rows dequantized to the first-level cache. crossings.py measures from how many
-  tokens on each is faster
+  tokens on each is faster, peak.py what the CPU's instructions would allow
 
 Words of these modules: "sixteens" are weights counted by 16, the lanes of a vector; a "record" is the activations of 256
 columns of one token in digits, with their scales and sums; its "layout" says in which order, in how many digits and with how

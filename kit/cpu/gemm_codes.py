@@ -14,8 +14,9 @@ Of sums scaled by groups, a vector unit multiplies codes in three of four turns 
 five where 256 activations share a scale. Codes that only a bias raises have no minima to multiply: their sums start at minus
 the bias times the sum of activations.
 
-int16 activations take two such products, one per digit. Three digits, exact to 24 bits, take three: 119 GFLOP/s per core of a
-Zen 4, compared with 90 of torch's product of dequantized pieces (Q4_K, 512 tokens). The matrix unit is not used for it.
+int16 activations take two such products, one per digit, but on AVX2 without VNNI one of words (``in_words``). Three digits,
+exact to 24 bits, take three: 119 GFLOP/s per core of a Zen 4, compared with 90 of torch's product of dequantized pieces (Q4_K,
+512 tokens). The matrix unit is not used for it.
 """
 
 from numba import types

@@ -19,7 +19,6 @@ from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
 from kit.products import PRODUCTS
 
-ACTIVATIONS = tuple(PRODUCTS)
 _LEAST, _MOST = 2**14, 256  # a task takes at least so many bytes of blocks, and there are at most so many tasks
 FEWEST = min(gemm.FEWEST, gemm_codes.FEWEST)  # tokens for which another kernel than that of a decode may be faster
 MANY_TOKENS = 128  # whose arithmetic is worth a dequantization
@@ -140,8 +139,8 @@ def _check(blocks, qtype, x, activations) -> Format:
         raise QuantError(
             f"fused does not support {qtype!r}; it supports {', '.join(f.name for f in FORMATS.values() if _knows(f))}"
         )
-    if activations not in ACTIVATIONS:
-        raise QuantError(f"activations {activations!r} is not one of {', '.join(ACTIVATIONS)}")
+    if activations not in PRODUCTS:
+        raise QuantError(f"activations {activations!r} is not one of {', '.join(PRODUCTS)}")
     if blocks.ndim != 2 or blocks.dtype != np.uint8 or not blocks.flags.c_contiguous:
         raise QuantError(f"{qtype}: blocks must be C-contiguous uint8 (rows, bytes), not {blocks.dtype} {blocks.shape}")
     if x.ndim != 2 or x.dtype != torch.float32 or x.device.type != "cpu":

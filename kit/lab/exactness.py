@@ -8,11 +8,12 @@ import pandas as pd
 import torch
 
 from kit.cpu import simd
-from kit.cpu.linear import ACTIVATIONS, linear
+from kit.cpu.linear import linear
 from kit.errors import QuantError
 from kit.gguf.foreign import check_blocks
 from kit.gguf.formats import DTYPES, FORMATS
 from kit.lab.progress import steps
+from kit.products import PRODUCTS
 from kit.quants import reference
 from kit.quants.registry import dequantize, dtype_named
 
@@ -40,7 +41,7 @@ def exactness(qtypes=None, backends=("cpu",), dtypes=tuple(DTYPES), tiers=(None,
         x = torch.randn(_PROMPT, truth.shape[-1], generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
         for backend, tier in itertools.product(backends, tiers):
             fused = backend == "fused"
-            for dtype in ACTIVATIONS if fused else dtypes:
+            for dtype in PRODUCTS if fused else dtypes:
                 with simd.using(tier) as current:
                     result = linear(data, qtype, x, dtype) if fused else dequantize(data, qtype, dtype, backend).cpu()
                     ran = current().value if backend in ("cpu", "fused") else ""

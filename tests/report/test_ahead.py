@@ -12,12 +12,12 @@ import nbformat
 import pytest
 
 import kit
-from kit.cpu import linear
 from kit.errors import ReportError
 from kit.gguf.formats import FORMATS
 from kit.lab.findings import pressure
 from kit.lab.report import ahead, planning
 from kit.lab.report import run as runs
+from kit.products import PRODUCTS
 from kit.system.paths import ROOT
 
 
@@ -34,7 +34,7 @@ def test_a_notebook_gets_what_it_declares():
     assert ("generated", "quick", "granite-3.3-8b", 0) in work["00_start_here"]
     assert not [each for each in work["00_start_here"] if each[0] == "token"], "it runs no model"
     assert {("token", "fused", "fused", "float32", None)} <= {*work["09_your_model"]}
-    for activations in linear.ACTIVATIONS:
+    for activations in PRODUCTS:
         assert {("multiplied", qtype, 5, activations) for qtype in ("BF16", "Q4_K")} <= {*work["09_your_model"]}
         assert ("multiplied", "Q4_K", 64, activations) in work["09_your_model"]
     assert {each[0] for each in work["05_tile_decode"]} >= {"tiles"} and not work["08_claims"]
@@ -78,7 +78,7 @@ def test_kernels_are_those_that_the_tensors_of_a_file_need():
     assert products(5) == {"Q6_K", "Q4_K", "F32", "F16", "BF16"} and products(64) == {"Q6_K", "Q4_K"}, (
         "a vector multiplies none"
     )
-    assert {each[2] for each in found("multiplied")} == {*linear.ACTIVATIONS}
+    assert {each[2] for each in found("multiplied")} == {*PRODUCTS}
     assert [*dict.fromkeys(each[0] for each in found("multiplied") if each[1] == 64)] == ["Q6_K", "Q4_K"]
     passes = [
         (each, how) for each in ("token", "first token") for how in ({}, {"prompts": ()}, {"runs": False}) if found(each, **how)

@@ -1,9 +1,10 @@
 """How fast this machine multiplies by each type of activations: the roof of a prompt, as bandwidth is that of a decode.
 
-A library's way and kit's own are taken, at several sizes, or kit's alone where no library multiplies so; the fastest sample is
-the roof. Activations of some digits are as many products of bytes, so a share of those is a roof too where it is higher:
-without it int16 prompts of a Xeon with AMX were faster than kit's own product of one matrix, which was their roof. An
-operation is a multiplication or an addition, so a product of (m, k) and (k, n) has 2 m k n.
+The CPU's instructions are taken, from registers (kit.cpu.peak), and for its matrix unit, which is not among them, a library's
+way and kit's own at several sizes; the fastest sample is the roof. Activations of some digits are as many products of bytes, so
+a share of those is a roof too where it is higher: without it int16 prompts of a Xeon with AMX were faster than kit's own
+product of one matrix, which was their roof. An operation is a multiplication or an addition, so a product of (m, k) and (k, n)
+has 2 m k n.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,6 +55,7 @@ def _ways() -> Iterator[tuple[str, str, Callable, int]]:
     import numpy as np
     import torch
 
+    from kit.cpu import peak
     from kit.cpu.linear import linear
     from kit.gguf.formats import FORMATS
 
@@ -66,6 +68,8 @@ def _ways() -> Iterator[tuple[str, str, Callable, int]]:
         yield "int8", f"torch._int_mm of two {side} x {side} matrices", lambda a=whole: torch._int_mm(a, a), 2 * side**3
     if slow:
         return
+    for kind, function, operations in peak.ways():
+        yield kind, "multiply-adds of registers", function, operations
     blocks = np.zeros((_ROWS, FORMATS["Q8_0"].nbytes(_COLUMNS)), np.uint8)
     x, operations = torch.rand(_TOKENS, _COLUMNS, dtype=torch.float32, device="cpu"), 2 * _TOKENS * _COLUMNS * _ROWS
     told = f"kit's product of {_TOKENS} tokens and a {_ROWS} x {_COLUMNS} matrix of Q8_0"
