@@ -39,7 +39,7 @@ _POWER_OF_2 = tuple(map(np.float32, (1.3264724e-3, 9.6715130e-3, 5.5507336e-2, 0
 
 
 class _Plan(NamedTuple):
-    """Tiles of sums in registers: vectors of a ``kind``, for so many positions or rows. The rows divide its lanes."""
+    """Tiles of sums in registers: vectors of a ``kind``, for so many positions or rows."""
 
     kind: Vector
     positions: int
@@ -59,7 +59,7 @@ def supports(rows: int, dim: int) -> bool:
 
 _block_of = inner(block_of)
 _HALF = _Plan(f32x16, 4, 4)  # sixteen registers of 32 bytes, or 32 of 16
-_PLANS = {"avx512": _Plan(f32x32, 8, 8), "avx2": _HALF._replace(positions=6), "neon": _HALF, "plain": _HALF}
+_PLANS = {"avx512": _Plan(f32x32, 8, 8), "avx2": _Plan(f32x16, 6, 6), "neon": _HALF, "plain": _HALF}
 
 
 def _tile_of(kind: Vector, count: int):
@@ -90,6 +90,7 @@ def attend_many(kind: Static, tier: Static):
     wide, lanes, count, height = plan.kind, plan.kind.lanes, plan.positions, plan.rows
     pair, bits = Vector(f32, 2 * lanes), Vector(types.int32, 2 * lanes)
     across, one, tile, half = (_tile_of(*of) for of in ((wide, count), (wide, 1), (wide, height), (f32x16, height)))
+    rest, half_rest = (_tile_of(of, lanes % height or height) for of in (wide, f32x16))  # of the last rows
 
     @inner
     def score(columns, dim, keys, stride, positions, scores):
@@ -109,11 +110,17 @@ def attend_many(kind: Static, tier: Static):
         for element in range(0, 4 * whole, 4 * lanes):
             for row in range(0, rows, height):
                 to, weights = mixed + 4 * dim * row + element, scores + 4 * row
-                tile(to, 4 * dim, values + element, stride, weights, 4, 4 * lanes, positions, False)
+                if lanes - row >= height:
+                    tile(to, 4 * dim, values + element, stride, weights, 4, 4 * lanes, positions, False)
+                else:
+                    rest(to, 4 * dim, values + element, stride, weights, 4, 4 * lanes, positions, False)
         for element in range(4 * whole, 4 * dim, 64):
             for row in range(0, rows, height):
                 to, weights = mixed + 4 * dim * row + element, scores + 4 * row
-                half(to, 4 * dim, values + element, stride, weights, 4, 4 * lanes, positions, False)
+                if lanes - row >= height:
+                    half(to, 4 * dim, values + element, stride, weights, 4, 4 * lanes, positions, False)
+                else:
+                    half_rest(to, 4 * dim, values + element, stride, weights, 4, 4 * lanes, positions, False)
 
     @inner
     def mask(scores, first, positions, least, last, own, window):
