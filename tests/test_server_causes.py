@@ -107,7 +107,9 @@ def server(smollm2):
 def test_too_many_threads(smollm2):
     with served.started(smollm2, "-t 8 -c 512") as running:
         found, ran = decode_of(running.url)
-    assert worst(found) == "threads", found
+    assert worst(found, but=("busy",)) == "threads", found
+    if max(window.seen.others for window in ran.windows) < 0.5:
+        assert worst(found) == "threads", found
     assert ran.windows[0].seen.workers == 8 and found["threads"].remedy.startswith("-t ")
     assert "8 threads on" in found["threads"].evidence
 
