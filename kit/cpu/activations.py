@@ -9,8 +9,8 @@ the first two digits are one word, the third is another.
 
 A record holds 256 activations of one token: their first digits in the order of the format's codes; for each 16 of them, in
 their own order, minus their sum, and the unit of their last digit; then, after these RECORD bytes, the other digits, 256 bytes
-each. With WORDS it holds the words, 512 bytes each, and no first digits. The records of one super-block are consecutive, one
-per token.
+each. With WORDS it holds the words, 512 bytes each, and no first digits; with WORD, 16 bits, only the first of them. The
+records of one super-block are consecutive, one per token.
 """
 
 import functools

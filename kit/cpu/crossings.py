@@ -147,8 +147,8 @@ def kernel(format: Format, activations: str, name: str, tokens: int):
         return gemm.kernel(format, tier())
     by = gemm_codes.multiplier(activations, tokens)
     wide = gemm_codes.wide(tokens, by)
-    how = "words" if gemm_codes.in_words(format, activations, tokens) else ""
-    how = "alone" if gemm_codes.unpacks_at_once(format, by, tokens) else how
+    words = "words" if gemm_codes.in_words(format, activations, tokens) else ""
+    how = "alone" if gemm_codes.unpacks_at_once(format, by, tokens) else words
     together = str(gemm_codes.together(format, activations, tokens))
     return gemm_codes.kernel(format, tier(), by, activations, str(wide), how, together)
 
