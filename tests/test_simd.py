@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from numba import njit, types
 from numba.core.bytecode import FunctionIdentity
 from numba.core.serialize import dumps
+from numba.extending import intrinsic
 
 from kit.cpu import simd, tasks
 from kit.cpu.simd import isa, tiers, vectors
+from kit.cpu.simd.emit import emits_number
 from kit.cpu.simd.isa import bfloat_to_float, dot4, float_to_bfloat, half_to_float, lookup
 from kit.cpu.simd.memory import load, store, stream
 from kit.cpu.simd.registers import several_of, transpose
@@ -354,6 +356,24 @@ load16, store16 = several_of(16)
 def test_a_task_that_needs_this_process_is_refused():
     with pytest.raises(TypeError, match=r"needs numba_.* of this process"):
         tasks.task(lambda: lambda task: math.frexp(float(task))[1])()
+
+
+def test_what_a_call_that_is_left_out_needs_too_is_linked():
+    """A linker takes only what is called already: nothing calls the leaf when it comes to what ``left_out`` needs."""
+    never = intrinsic(lambda _: emits_number(False))
+    leaf = vectors.inner(lambda x: 2 * x)
+    left_out, deep = vectors.inner(lambda x: leaf(x)), vectors.inner(lambda x: leaf(x))
+    middle = vectors.inner(lambda x: deep(x) + 1)
+
+    def build():
+        def product(task):
+            if never():
+                return left_out(task)
+            return middle(task)
+
+        return product
+
+    assert tasks.function(tasks.task(build)(), 1)(20) == 41
 
 
 def test_what_kernels_call_may_be_called_from_python():

@@ -27,8 +27,9 @@ A product y = W x reads the blocks where they lie (linear.py), and multiplies co
 
 - activations.py   x in digits of eight bits: one ("int8"), two ("int16") or three ("float32"), a scale for each 32 or 256
 - superblocks.py   the codes of 256 weights as bytes in registers, and what their scales do to the sums
-- gemv_codes.py    one token or a few: dot products of bytes, a row a sum; gemv_few.py: few in registers, with the bits of each
-  alone; gemv_values.py: of formats without codes; strategies.py: the table of how, by kind of format and tier
+- gemv_codes.py    one token or a few: dot products of bytes, a row a sum, super-block by super-block (gemv_products.py);
+  gemv_few.py: few in registers, with the bits of each alone; gemv_values.py: of formats without codes; strategies.py: the
+  table of how, by kind of format and tier
 - gemm_codes.py, gemm.py   a few tokens, and prompts: tiles of rows by tokens, of which transposed.py unpacks sixteen rows at a
   time, whose bits words.py finds; strips of rows dequantized to the first-level cache. crossings.py measures from how many
   tokens on each is faster, peak.py what the CPU's instructions would allow

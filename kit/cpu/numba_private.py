@@ -140,17 +140,30 @@ def _library(function, count, symbol):
     _, result = context.call_conv.call_function(builder, native, *arguments)
     builder.ret(result if result.type == word else word(0))
     library.add_ir_module(module)
-    used = library._linking_libraries
-    for other in used:  # and those that are found on the way
-        if isinstance(other, _Part):
-            used += [part for part in other._linking_libraries if part not in used]
+    for other in _callers_first(library._linking_libraries):
         linked = other._final_module if isinstance(other, _Part) else other._get_module_for_linking()
         library._final_module.link_in(linked, preserve=True)
-    used.clear()
+    library._linking_libraries.clear()
     for other in library._final_module.functions:  # Numba's names of closures are unique in this process only
         if not other.is_declaration and other.name != symbol:
             other.linkage = "internal"
     return library
+
+
+def _callers_first(libraries) -> list:
+    """These libraries and what they need, each after all that need it: what nobody calls yet is not linked."""
+    found: dict = {}
+
+    def find(library):
+        for other in library._linking_libraries if isinstance(library, _Part) else ():
+            if other not in found:
+                find(other)
+        found[library] = None
+
+    for library in libraries:
+        if library not in found:
+            find(library)
+    return [*reversed(found)]
 
 
 def set_source_stamp(dispatcher, stamp: str) -> None:
