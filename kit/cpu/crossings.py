@@ -19,7 +19,7 @@ from kit.cpu.gemv_codes import kernel as kernel_of_rows
 from kit.cpu.gemv_codes import layout as layout_of_rows
 from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import SUPERBLOCK
-from kit.cpu.tasks import address_of, beside, function
+from kit.cpu.tasks import Task, address_of, beside, function
 from kit.errors import KitError
 from kit.gguf.formats import FORMATS, Format
 from kit.system.files import replacing
@@ -139,6 +139,25 @@ def _call(format, activations, name, size, x, y):
 
 def kernel(format: Format, activations: str, name: str, tokens: int):
     """The task of one of these kernels."""
+    return chosen(format, activations, name, tokens)[0]
+
+
+def layout(format: Format, activations: str, name: str, tokens: int) -> dict[str, int]:
+    """What ``quantize`` needs to know for ROWS, FEW or TILES."""
+    return chosen(format, activations, name, tokens)[1]
+
+
+def chosen(format: Format, activations: str, name: str, tokens: int) -> tuple[Task, dict[str, int]]:
+    """``kernel`` and ``layout``. A pass asks hundreds of times, and they took as long to find as a small product."""
+    return _chosen(format, activations, name, tokens, tier().value, gemm_codes.multiplier(activations, tokens))
+
+
+@functools.cache
+def _chosen(format, activations, name, tokens, *_):
+    return _kernel(format, activations, name, tokens), _layout(format, activations, name, tokens)
+
+
+def _kernel(format, activations, name, tokens):
     if name == ROWS:
         return kernel_of_rows(format, tier(), activations)
     if name == FEW:
@@ -153,8 +172,7 @@ def kernel(format: Format, activations: str, name: str, tokens: int):
     return gemm_codes.kernel(format, tier(), by, activations, str(wide), how, together)
 
 
-def layout(format: Format, activations: str, name: str, tokens: int) -> dict[str, int]:
-    """What ``quantize`` needs to know for ROWS, FEW or TILES."""
+def _layout(format, activations, name, tokens):
     if name == TILES:
         return gemm_codes.layout(format, activations, tokens)
     return layout_of_rows(format, tier().value, activations)

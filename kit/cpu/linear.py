@@ -85,11 +85,11 @@ class Activations:
             kernel = (gemm if name == FLOATS else gemv_values).kernel(format, tier())
         else:
             name = ROWS if tokens == 1 else crossings.fastest(format, activations, tokens, self._recorded, self._alike)
-            kernel = crossings.kernel(format, activations, name, tokens)
+            kernel, layout = crossings.chosen(format, activations, name, tokens)
         if name == FLOATS:
             share = gemm.share(rows)
         elif format.codes is not None:
-            x, steps = self._quantized(crossings.layout(format, activations, name, tokens))
+            x, steps = self._quantized(layout)
             share = gemm_codes.share(rows, activations, tokens) if name == TILES else share
         arguments = dict(x=x, x_stride=x_stride, y=y, y_stride=4 * y.stride(0), tokens=tokens)
         arguments |= dict(blocks=blocks, row_bytes=row_bytes, rows=rows, columns=columns, share=share)

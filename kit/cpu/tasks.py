@@ -54,12 +54,12 @@ class Task(int):
 
     def __new__(cls, address: int, parameters: tuple[str, ...]):
         self = super().__new__(cls, address)
-        self.parameters = parameters
+        self.parameters, self._names = parameters, frozenset(parameters)
         return self
 
     def in_order(self, arguments: dict[str, Any]) -> list:
         """Arguments by name, in the order of the parameters; TypeError unless each is given."""
-        if arguments.keys() != set(self.parameters):
+        if arguments.keys() != self._names:
             raise TypeError(f"a task of {', '.join(self.parameters)} was given {', '.join(arguments)}")
         return [arguments[name] for name in self.parameters]
 

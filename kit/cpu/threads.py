@@ -20,7 +20,6 @@ from kit.cpu.tasks import (
     ARGUMENTS,
     AWAKE,
     DONE_AT,
-    FUNCTION,
     LINE,
     RUNS,
     TASKS,
@@ -150,10 +149,10 @@ def run_all(steps: Sequence[Step]) -> None:
 def _rows(steps):
     """The rows of a program."""
     rows = np.zeros((len(steps), ARGUMENTS + WORDS), np.int64)
-    for row, (each, arguments, tasks) in zip(rows, steps, strict=True):
-        row[FUNCTION], row[TASKS] = each, tasks
+    for number, (each, arguments, tasks) in enumerate(steps):
         arguments = each.in_order(arguments) if isinstance(arguments, dict) else arguments
-        row[ARGUMENTS : ARGUMENTS + len(arguments)] = [address_of(argument) for argument in arguments]
+        words = [each, tasks, 0, *map(address_of, arguments)]  # FUNCTION, TASKS, DONE_AT, ARGUMENTS
+        rows[number, : len(words)] = words
     return rows
 
 
