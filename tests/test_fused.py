@@ -129,7 +129,7 @@ OTHER_PLANES = "Q8_0 Q4_0 Q4_1 Q5_1 Q5_K Q2_K Q3_K IQ4_NL MXFP4 NVFP4 Q1_0 TQ1_0
 @pytest.mark.parametrize("qtype", [*PLANES, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_PLANES)])
 def test_a_few_tokens_of_every_format(qtype):
     # One tile, and two that share a token; of the others as wide as those of sixteen tokens: a kernel that is compiled anyway.
-    one, two = (4, 7) if qtype in PLANES else (6, 11)
+    one, two = (4, 7) if qtype in PLANES else (gemm_codes.wide(16, gemm_codes.multiplier("float32")), 11)
     with by(TILES):
         for rows in (3, 19):  # fewer than a tile's first sixteen; and than its second
             check(qtype, rows, shape(qtype, 2), one, "int8", place=guarded)

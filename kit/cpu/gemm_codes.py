@@ -51,6 +51,7 @@ FEWEST = 16  # tokens of the matrix unit's tiles, and of a prompt, whose eight b
 FINE = 32  # activations that share a scale in a prompt's eight bits
 TILES = {"amx": (16, 1), "avx512": (6, 2), "avx2": (4, 1), "neon": (4, 1)}  # tokens and sixteens of rows: see multiplier
 WIDE = (2, 3, 4, 5, 6, 16)  # tokens of a tile, for each of which a kernel is compiled
+FEW = {"avx2": 6}  # tokens of one of a few tiles, if more: what another would unpack takes longer than sums out of registers
 # Digits -> what is faster than torch's products of floats, for MANY_TOKENS of kit.cpu.linear. AVX2's three digits are about as
 # fast as its floats, whichever of them crossings.py finds.
 FASTER = {1: tuple(TILES), 2: ("avx512", "avx2"), 3: ("avx512",)}
@@ -74,7 +75,11 @@ def wide(tokens: int, multiplier: str) -> int:
     most = TILES[multiplier][0]
     if multiplier == "amx" or tokens > 3 * most:
         return most
-    return min((n for n in WIDE if n <= min(most, tokens)), key=lambda n: -(-tokens // n) * (n + 3))  # what a tile takes alone
+
+    def taken(n):  # by all tiles that unpack alone; the sums of one more than ``most`` still fit
+        return -(-tokens // n) * (n + 3 + 2 * (n > most + 1))
+
+    return min((n for n in WIDE if n <= min(FEW.get(multiplier, most), tokens)), key=taken)
 
 
 def unpacks_at_once(format: Format, multiplier: str, tokens: int) -> bool:
