@@ -107,11 +107,11 @@ def server(smollm2):
 def test_too_many_threads(smollm2):
     with served.started(smollm2, "-t 8 -c 512") as running:
         found, ran = decode_of(running.url)
-    assert worst(found, but=("busy",)) == "threads", found
-    if max(window.seen.others for window in ran.windows) < 0.5:
+    assert worst(found, but=("busy",)) == "threads" and found["threads"].remedy.startswith("-t "), found
+    assert all(window.seen.workers > 2 for window in ran.windows), "more than the cores"
+    if max(window.seen.others for window in ran.windows) < 0.5:  # else a neighbor keeps some of the eight from their share
         assert worst(found) == "threads", found
-    assert ran.windows[0].seen.workers == 8 and found["threads"].remedy.startswith("-t ")
-    assert "8 threads on" in found["threads"].evidence
+        assert ran.windows[0].seen.workers == 8 and "8 threads on" in found["threads"].evidence
 
 
 @pytest.mark.slow
@@ -214,7 +214,8 @@ def test_small_pages_are_seen_and_cost_what_the_map_is_slower(smollm2, monkeypat
             found, ran = decode_of(running.url)
     assert ran.holding.large == 0.0 and ran.holding.resident == 1.0
     assert ran.pages == pytest.approx(3 * bytes_used(uses_of(ran.file)) / 20e9)
-    assert worst(found, but=("busy",)) == "pages" and found["pages"].evidence.startswith("0% of the map")
+    assert worst(found, but=("busy", "threads")) == "pages"  # threads: those of this server sleep until a neighbor lets them run
+    assert found["pages"].evidence.startswith("0% of the map")
 
 
 def test_large_pages_cost_nothing(monkeypatch):
