@@ -162,7 +162,7 @@ def test_with_nothing_wrong_only_what_the_neighbors_take(smollm2):
     assert all(seconds < 0.1 * total for seconds in faults(found, but=("busy", "pages")).values()), found
     seen = [each.seen for each in ran.windows]
     if all(each.others < 0.1 and max(each.waited) < 0.05 for each in seen):
-        assert found["busy"].seconds < 0.1 * total
+        assert faults(found).get("busy", 0.0) < 0.1 * total
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def test_small_pages_are_seen_and_cost_what_the_map_is_slower(smollm2, monkeypat
             found, ran = decode_of(running.url)
     assert ran.holding.large == 0.0 and ran.holding.resident == 1.0
     assert ran.pages == pytest.approx(3 * bytes_used(uses_of(ran.file)) / 20e9)
-    assert worst(found, but=("busy", "threads")) == "pages"  # threads: those of this server sleep until a neighbor lets them run
+    assert worst(found, but=("busy", "threads")) == "pages"  # threads: those of this server sleep
     assert found["pages"].evidence.startswith("0% of the map")
 
 

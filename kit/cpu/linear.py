@@ -4,6 +4,7 @@ A task computes ``share`` rows of y for all tokens; its strides are the bytes fr
 """
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -40,12 +41,10 @@ def linear(blocks: np.ndarray, qtype: str, x: torch.Tensor, activations: str = "
     return y
 
 
-def in_pieces(qtype: str, x: torch.Tensor, activations: str) -> torch.Tensor | None:
-    """None, or if torch multiplies as many tokens faster from dequantized pieces of the matrix, x as it is to be multiplied."""
+def in_pieces(qtype: str, tokens: int, activations: str) -> bool:
+    """Whether torch multiplies as many tokens faster from dequantized pieces of the matrix, with ``Activations.rounded``."""
     format = FORMATS[qtype]
-    if len(x) < MANY_TOKENS or _in_bytes(format, activations) or _in_strips(format, activations):
-        return None
-    return rounded(x, format.activations) if DIGITS[activations] == 1 and format.codes else x
+    return tokens >= MANY_TOKENS and not _in_bytes(format, activations) and not _in_strips(format, activations)
 
 
 def rounds_alike(activations: str) -> bool:
@@ -94,6 +93,23 @@ class Activations:
         arguments = dict(x=x, x_stride=x_stride, y=y, y_stride=4 * y.stride(0), tokens=tokens)
         arguments |= dict(blocks=blocks, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
         return [*steps, (kernel, arguments, -(-rows // share))]
+
+    @staticmethod
+    def products(inputs: "Sequence[Activations]", matrices: Sequence[np.ndarray], qtype: str, activations: str) -> torch.Tensor:
+        """``linear`` of several matrices of one shape, each with activations of its own, at once: (all tokens, rows)."""
+        sizes = [len(input.x) for input in inputs]
+        y, records, products = ARENA.results.empty((sum(sizes), len(matrices[0])), torch.float32), [], []
+        for input, blocks, part in zip(inputs, matrices, y.split(sizes), strict=True):
+            *made, product = input.product(blocks, qtype, part, activations)
+            records += made
+            products.append(product)
+        threads.run_all([threads.together(steps) for steps in (records, products) if steps])
+        return y
+
+    def rounded(self, qtype: str, activations: str) -> torch.Tensor:
+        """x as torch is to multiply it by dequantized weights."""
+        format = FORMATS[qtype]
+        return rounded(self.x, format.activations) if DIGITS[activations] == 1 and format.codes else self.x
 
     def _quantized(self, layout: dict[str, int]) -> tuple[torch.Tensor, list[Step]]:
         """x's records; adds the step that makes them if there is none."""

@@ -71,10 +71,8 @@ class Program:
         return len(self.steps) - 1
 
     def add_together(self, steps: Sequence[Step]) -> int:
-        """Append one step that does several steps with one number of tasks each, none of which needs another's result. Returns
-        its index."""
-        rows, tasks = _rows(steps), steps[0][2]
-        step = self.add(_of_queue("one_of"), dict(steps=rows, tasks=tasks), len(steps) * tasks)
+        """Append the step ``together`` of these. Returns its index."""
+        step = self.add(*together(steps))
         self._held[step, "steps"] = steps
         return step
 
@@ -144,6 +142,11 @@ def run(task: Task, arguments: Arguments, tasks: int) -> None:
 def run_all(steps: Sequence[Step]) -> None:
     """``run`` for several steps, one after another."""
     _pool().run(_rows(steps))
+
+
+def together(steps: Sequence[Step]) -> Step:
+    """One step that does several steps, none of which needs another's result and whose memory the caller keeps."""
+    return _of_queue("one_of"), dict(steps=_rows(steps)), sum(tasks for _, _, tasks in steps)
 
 
 def _rows(steps):

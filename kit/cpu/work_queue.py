@@ -110,10 +110,13 @@ def _do_alone(step):
     store(step + 8 * DONE_AT, ticks())
 
 
-def one_of(task, steps, tasks):
-    """A task that is several steps with so many tasks each; its number counts through all of them."""
-    step = steps + task // tasks * STEP_BYTES
-    call_task(load(int64, step + 8 * FUNCTION), task % tasks, step + 8 * ARGUMENTS)
+def one_of(task, steps):
+    """A task that is several steps; its number counts through the tasks of all of them."""
+    step, tasks = steps, load(int64, steps + 8 * TASKS)
+    while task >= tasks:
+        task, step = task - tasks, step + STEP_BYTES
+        tasks = load(int64, step + 8 * TASKS)
+    call_task(load(int64, step + 8 * FUNCTION), task, step + 8 * ARGUMENTS)
 
 
 def alone(steps, count):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from kit.cpu.attention import attend, fits
 from kit.cpu.buffers import ARENA
 from kit.cpu.choice import attend_chosen, choose
+from kit.cpu.linear import in_pieces
 from kit.cpu.norm import rms_norm
 from kit.cpu.operations import run
 from kit.cpu.threads import torch_alone
@@ -15,6 +16,7 @@ from kit.gguf.names import blocks_of, layer_of
 from kit.model.attention import ATTENTION, variant_for
 from kit.model.best_experts import best_experts
 from kit.model.forward import Ops, matrices
+from kit.model.grouped import ProductsOfGroup, groups
 from kit.model.layers.mixture import of_tokens
 from kit.model.layers.ngrams import TABLE
 from kit.model.linear import GEMV_MAX_TOKENS
@@ -24,7 +26,7 @@ from kit.model.rows import attend_rows, blocks, numbers
 class CpuOps(Ops):
     """Ops of kit.model.forward for ``tokens`` after the positions in ``cache``. An input is a tensor (tokens, in)."""
 
-    begin = staticmethod(time.perf_counter_ns)
+    begin, _group = staticmethod(time.perf_counter_ns), None
 
     def __init__(self, model, tokens, cache):
         super().__init__(model)
@@ -245,12 +247,28 @@ class CpuOps(Ops):
         share, chosen = self.route(router, input if scored is None else scored)
         scales = self.vector(router.replace("ffn_gate_inp.weight", "ffn_down_exps.scale"))
         share = share if scales is None else share * scales[chosen]
-        experts = chosen.unique().tolist()
-        self.expects([f"{stack}[{expert}]" for expert in experts for stack in stacks])
-        for expert in experts:
-            token, place = (chosen == expert).nonzero(as_tuple=True)
-            rows, own = self.rows(input, token), share[token, place, None]
-            yield (expert, rows * own, (token, 1)) if self._inside(router) else (expert, rows, (token, own))
+        self.expects([f"{stack}[{expert}]" for expert in chosen.unique().tolist() for stack in stacks])
+        for group in groups(chosen, share, lambda tokens: self.alone(stacks, tokens)):
+            self._group = ProductsOfGroup(group, self.weights, self._linear.activations) if len(group.experts) > 1 else None
+            rows, token, own = self.rows(input, group.token), group.token, group.share
+            yield (group, rows * own, (token, 1)) if self._inside(router) else (group, rows, (token, own))
+        self._group = None
+
+    def alone(self, stacks: list[str], tokens: int) -> bool:
+        """Whether an expert with so many tokens is computed alone: its blocks are not all at hand, or torch multiplies them."""
+        how, types = self._linear.activations, [self.weights.info(stack).qtype for stack in stacks]
+        return not how or bool(self.weights.experts) or any(in_pieces(qtype, tokens, how) for qtype in types)
+
+    def linear(self, name, input, add_to=None):
+        if self._group is None or "_exps." not in name:
+            return super().linear(name, input, add_to)
+        start, stack = self.begin(), name.partition("[")[0]
+        y, nbytes = self._group.linear(stack, input)
+        bias = self.vector(stack.replace("weight", "bias"))
+        if bias is not None:
+            self.plus(y, self._group.each(bias), 1.0)
+        self.trace.later(self._group.spans(stack, self.trace.token, nbytes, start, self.begin()))
+        return y
 
     def _inside(self, router):
         return self.config.layers[layer_of(router)].feed_forward.routing.inside

@@ -84,13 +84,12 @@ def _held(weights, name):
 
 def _fused(weights, name, x, activations):
     """From the file's blocks, without the cache."""
-    from kit.cpu.linear import in_pieces, linear  # here, because other variants do not need the kernels
+    from kit.cpu.linear import Activations, in_pieces, linear  # here, because other variants do not need the kernels
 
     blocks, qtype = weights.blocks(name), weights.info(name).qtype
-    pieces = in_pieces(qtype, x, activations)
-    if pieces is None:
+    if not in_pieces(qtype, len(x), activations):
         return linear(blocks, qtype, x, activations)
-    return by_rows(blocks, lambda rows: dequantize(rows, qtype), pieces)
+    return by_rows(blocks, lambda rows: dequantize(rows, qtype), Activations(x).rounded(qtype, activations))
 
 
 _PIECE = 2**21  # weights in floating point at a time

@@ -1,5 +1,6 @@
 """What a machine does while a server answers: a window of counters of the server's processes, its group and the machine."""
 
+import mmap
 import threading
 import time
 from collections.abc import Iterable
@@ -49,6 +50,11 @@ class Seen:
     def workers(self) -> int:
         """Threads that compute."""
         return len(self.waited)
+
+    @property
+    def paged_in(self) -> int:
+        """Pages that were read, of which one fault may read hundreds ahead."""
+        return max(self.faults, self.read // mmap.PAGESIZE)
 
     @property
     def woken(self) -> int:

@@ -56,8 +56,8 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     """Seconds of a token by cause; they add up to the window's. ``memory``: the least seconds for its bytes, ``pages``: how
     much longer they take by small pages.
 
-    - disk, swap: the share of the window in which a thread waited for a disk, and the kernel's work on faults; swap by bytes.
-      The kernel's work is divided between faults and the waking of threads in the ratio of their numbers.
+    - disk, swap: the share of the window in which a thread waited for a disk, and the kernel's work on what it read; swap by
+      bytes. The kernel's work is divided between pages that were read and the waking of threads in the ratio of their numbers.
     - quota: seconds that the group was held back, over half of the cores that it computes on (a thread that waits for one that
       is held sleeps, and is not counted), and no more than its threads did not run.
     - busy, threads: waiting for a core beyond that; for others no longer than these ran. Threads above the cores wait for each
@@ -76,8 +76,8 @@ def split(window: Window, memory: float, pages: float = 0.0) -> dict[str, float]
     waits = [max(0.0, share - held) for share in seen.waited]
     mean, excess = (float(np.mean(waits)) if waits else 0.0), max(0, seen.workers - seen.cores)
     reads = seen.faults + seen.read + seen.swapped > 0
-    kernel = seen.kernel / wall / max(1, seen.faults + seen.woken)
-    disk = min(1.0, seen.disk + kernel * seen.faults) if reads else 0.0
+    kernel = seen.kernel / wall / max(1, seen.paged_in + seen.woken)
+    disk = min(1.0, seen.disk + kernel * seen.paged_in) if reads else 0.0
     paged = seen.swapped / max(seen.read, seen.swapped) if seen.swapped else 0.0
     over = max(0.0, token - window.reported) / token if window.reported else 0.0
     none_ran = 1 - sum(seen.ran) - disk - held - over if mean > _WAITS else 0.0

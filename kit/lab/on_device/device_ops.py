@@ -73,6 +73,9 @@ class DeviceOps(CpuOps):
     def expects(self, names):
         self.model.expects(names, self.router)
 
+    def alone(self, stacks, tokens):
+        return True  # an expert is fetched just before its products
+
     def rows(self, input, index):
         rows = input[index]  # planes, or a tensor of many tokens, which is packed again because few may be left
         return pack_activations(rows) if rows.ndim == 2 else rows

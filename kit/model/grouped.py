@@ -1,0 +1,73 @@
+"""Products of several experts at once: those of a prompt have a few tokens each, and to ask for each took a quarter of it."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from kit.cpu.linear import Activations
+from kit.gguf.names import layer_of
+from kit.trace import Span
+
+_ROWS = 1024  # tokens of a group's experts: what they take and give stays in the last-level cache
+
+
+class GroupOfExperts(NamedTuple):
+    """Some ``experts``, rising, and the tokens of each one after another: ``sizes`` of them. ``token``: their numbers (rows,),
+    ``share``: of the expert in each (rows, 1). Its text is what stands in brackets after a stack's name."""
+
+    experts: list[int]
+    sizes: list[int]
+    token: torch.Tensor
+    share: torch.Tensor
+
+    def __str__(self):
+        return ",".join(map(str, self.experts))
+
+
+def groups(chosen: torch.Tensor, share: torch.Tensor, alone: Callable[[int], bool]) -> Iterator[GroupOfExperts]:
+    """The experts of all tokens, from chosen and share (tokens, used). ``alone``: whether an expert with so many tokens is a
+    group by itself."""
+    experts, order = chosen.ravel().sort(stable=True)
+    token, share = order // chosen.shape[1], share.ravel()[order, None]
+    experts, sizes = (each.tolist() for each in experts.unique_consecutive(return_counts=True))
+    first, at, rows = 0, 0, 0
+    for place, size in enumerate(sizes):
+        rows += size
+        following = sizes[place + 1] if place + 1 < len(sizes) else 0
+        if not following or rows + following > _ROWS or alone(size) or alone(following):
+            own = slice(first, place + 1)
+            yield GroupOfExperts(experts[own], sizes[own], token[at : at + rows], share[at : at + rows])
+            first, at, rows = place + 1, at + rows, 0
+
+
+class ProductsOfGroup:
+    """The products of a group: of what ``activations`` says, from the blocks of ``weights``."""
+
+    def __init__(self, group: GroupOfExperts, weights, activations: str):
+        self._group, self._weights, self._how = group, weights, activations
+        self._x, self._parts = None, []  # the last input, and its activations, which gate and up share
+
+    def linear(self, stack: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """The product of each expert's matrix and its tokens of x (rows, columns), (rows, out); and the bytes of a matrix."""
+        matrices = [self._weights.blocks(f"{stack}[{expert}]") for expert in self._group.experts]
+        if x is not self._x:
+            self._x, self._parts = x, [Activations(part) for part in x.contiguous().split(self._group.sizes)]
+        return Activations.products(self._parts, matrices, self._weights.info(stack).qtype, self._how), matrices[0].nbytes
+
+    def each(self, vectors: torch.Tensor) -> torch.Tensor:
+        """The vector of its expert for each row."""
+        sizes = torch.tensor(self._group.sizes, dtype=torch.int64, device="cpu")
+        return vectors[self._group.experts].repeat_interleave(sizes, 0)
+
+    def spans(self, stack: str, token: int, nbytes: int, start: int, end: int) -> Callable[[], Iterator[Span]]:
+        """One for each expert, of the time that its tokens have in that of all."""
+
+        def made():
+            begun, rows = start, sum(self._group.sizes)
+            for expert, size in zip(self._group.experts, self._group.sizes, strict=True):
+                done = begun + (end - start) * size // rows
+                yield Span("linear", f"{stack}[{expert}]", layer_of(stack), token, nbytes, begun, done, "")
+                begun = done
+
+        return made
