@@ -3,8 +3,10 @@
 A task computes ``share`` rows of y for all tokens; its strides are the bytes from one token's x and y to the next.
 """
 
+import functools
 import threading
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +15,9 @@ from kit.cpu import crossings, gemm, gemm_codes, gemv_values, threads
 from kit.cpu.activations import DIGITS, quantizing, record_bytes, rounded
 from kit.cpu.buffers import ARENA
 from kit.cpu.crossings import FLOATS, ROWS, TILES
-from kit.cpu.simd.tiers import tier
+from kit.cpu.simd.tiers import matrix, tier
 from kit.cpu.superblocks import SUPERBLOCK
-from kit.cpu.tasks import Step
+from kit.cpu.tasks import Each, Step, Task, address_of
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
 from kit.products import PRODUCTS
@@ -77,34 +79,19 @@ class Activations:
     def product(self, blocks: np.ndarray, qtype: str, y: torch.Tensor, activations: str) -> list[Step]:
         """The steps after which y (tokens, rows) holds the product of the matrix and x, as ``linear`` computes it."""
         format = _check(blocks, qtype, self.x, activations)
-        (rows, row_bytes), (tokens, columns), steps = blocks.shape, self.x.shape, []
-        x, share, x_stride = self.x, _share(blocks, tokens), 4 * self.x.stride(0)
-        if format.codes is None:
-            name = FLOATS if tokens >= gemm.FEWEST and not self._recorded else ROWS
-            kernel = (gemm if name == FLOATS else gemv_values).kernel(format, tier())
-        else:
-            name = ROWS if tokens == 1 else crossings.fastest(format, activations, tokens, self._recorded, self._alike)
-            kernel, layout = crossings.chosen(format, activations, name, tokens)
-        if name == FLOATS:
-            share = gemm.share(rows)
-        elif format.codes is not None:
+        (rows, row_bytes), (tokens, columns), steps, x = blocks.shape, self.x.shape, [], self.x
+        name, kernel, layout = _way(format, activations, tokens, self._recorded, self._alike)
+        if layout:
             x, steps = self._quantized(layout)
-            share = gemm_codes.share(rows, activations, tokens) if name == TILES else share
-        arguments = dict(x=x, x_stride=x_stride, y=y, y_stride=4 * y.stride(0), tokens=tokens)
+        share = _share(name, rows, row_bytes, tokens, activations)
+        arguments = dict(x=x, x_stride=4 * self.x.stride(0), y=y, y_stride=4 * y.stride(0), tokens=tokens)
         arguments |= dict(blocks=blocks, row_bytes=row_bytes, rows=rows, columns=columns, share=share)
         return [*steps, (kernel, arguments, -(-rows // share))]
 
     @staticmethod
-    def products(inputs: "Sequence[Activations]", matrices: Sequence[np.ndarray], qtype: str, activations: str) -> torch.Tensor:
-        """``linear`` of several matrices of one shape, each with activations of its own, at once: (all tokens, rows)."""
-        sizes = [len(input.x) for input in inputs]
-        y, records, products = ARENA.results.empty((sum(sizes), len(matrices[0])), torch.float32), [], []
-        for input, blocks, part in zip(inputs, matrices, y.split(sizes), strict=True):
-            *made, product = input.product(blocks, qtype, part, activations)
-            records += made
-            products.append(product)
-        threads.run_all([threads.together(steps) for steps in (records, products) if steps])
-        return y
+    def several(x: torch.Tensor, sizes: Sequence[int]) -> "_Several":
+        """``products`` of several matrices of one shape, each with tokens of its own: ``sizes``, one after another in x."""
+        return _Several(x, sizes)
 
     def rounded(self, qtype: str, activations: str) -> torch.Tensor:
         """x as torch is to multiply it by dequantized weights."""
@@ -120,6 +107,61 @@ class Activations:
             arguments = dict(x=self.x, columns=columns, tokens=tokens, records=records) | layout
             steps = [(quantizing(), arguments, tokens)]
         return self._made[key], steps
+
+
+class _Several:
+    """Steps that differ in numbers alone are made at a time: one by one they took a fifth of a mixture's prompt."""
+
+    def __init__(self, x: torch.Tensor, sizes: Sequence[int]):
+        self._x, self._sizes, self._records, self._layouts = x.contiguous(), np.array(sizes, np.int64), None, {}
+        self._first = np.cumsum(self._sizes) - self._sizes
+
+    def products(self, blocks: np.ndarray, places: Sequence[int], qtype: str, activations: str) -> torch.Tensor:
+        """(all tokens, rows) of the matrices at some ``places`` of blocks (matrices, rows, bytes per row), as ``linear``
+        computes them."""
+        format, (_, rows, row_bytes), columns = _check(blocks[0], qtype, self._x, activations), blocks.shape, self._x.shape[1]
+        y = ARENA.results.empty((len(self._x), rows), torch.float32)
+        ways = [_way(format, activations, n) for n in self._sizes.tolist()]
+        at, steps, products = address_of(blocks) + np.array(places, np.int64) * blocks.strides[0], [], []
+        records = self._quantized([way.layout for way in ways], steps)
+        for way, own in _alike(ways):
+            n = self._sizes[own]
+            share = _share(way.name, rows, row_bytes, int(n[0]), activations)
+            x = records[own] if way.layout else address_of(self._x) + 4 * columns * self._first[own]
+            to = address_of(y) + 4 * rows * self._first[own]
+            arguments = dict(x=Each(x), x_stride=4 * columns, y=Each(to), y_stride=4 * rows, tokens=Each(n))
+            arguments |= dict(blocks=Each(at[own]), row_bytes=row_bytes, rows=rows, columns=columns, share=share)
+            products.append((way.kernel, arguments, -(-rows // share)))
+        threads.run_all([threads.together(part) for part in (steps, products) if part])
+        return y
+
+    def _quantized(self, layouts: list[dict[str, int]], steps: list[Step]) -> np.ndarray:
+        """The addresses of the records of each matrix's tokens; adds to ``steps`` those that make them."""
+        if layouts != self._layouts:
+            columns, groups = self._x.shape[1], _alike(layouts)
+            each = self._sizes * -(-columns // SUPERBLOCK)
+            for layout, own in groups:
+                each[own] *= record_bytes(layout["digits"]) if layout else 0
+            self._layouts, self._records = layouts, ARENA.results.empty((int(each.sum()),), torch.uint8)
+            self._at = address_of(self._records) + np.cumsum(each) - each
+            for layout, own in groups:
+                if layout:
+                    x, n = address_of(self._x) + 4 * columns * self._first[own], Each(self._sizes[own])
+                    arguments = dict(x=Each(x), columns=columns, tokens=n, records=Each(self._at[own])) | layout
+                    steps.append((quantizing(), arguments, n))
+        return self._at
+
+
+def _alike(rows: list) -> list[tuple[Any, list[int]]]:
+    """(a row, the places of all that are equal to it)."""
+    found = []
+    for place, row in enumerate(rows):
+        own = next((places for other, places in found if other is row or other == row), None)
+        if own is None:
+            found.append((row, [place]))
+        else:
+            own.append(place)
+    return found
 
 
 class Product:
@@ -142,9 +184,35 @@ class Product:
             return self._y.clone()
 
 
-def _share(blocks, tokens) -> int:
+class _Way(NamedTuple):
+    """How so many tokens are multiplied. ``layout``: what ``quantize`` needs to know; nothing where x stays as it is."""
+
+    name: str
+    kernel: Task
+    layout: dict[str, int]
+
+
+def _way(format, activations, tokens, recorded=False, alike=False) -> _Way:
+    return _found(format, activations, tokens, recorded, alike, tier().value, matrix())
+
+
+@functools.cache
+def _found(format, activations, tokens, recorded, alike, *_):
+    if format.codes is None:
+        name = FLOATS if tokens >= gemm.FEWEST and not recorded else ROWS
+        return _Way(name, (gemm if name == FLOATS else gemv_values).kernel(format, tier()), {})
+    name = ROWS if tokens == 1 else crossings.fastest(format, activations, tokens, recorded, alike)
+    kernel, layout = crossings.chosen(format, activations, name, tokens)
+    return _Way(name, kernel, {} if name == FLOATS else layout)
+
+
+def _share(name, rows, row_bytes, tokens, activations) -> int:
     """Rows per task."""
-    share = max(_LEAST, blocks.nbytes // _MOST) // max(1, blocks.shape[1]) + 1
+    if name == FLOATS:
+        return gemm.share(rows)
+    if name == TILES:
+        return gemm_codes.share(rows, activations, tokens)
+    share = max(_LEAST, rows * row_bytes // _MOST) // max(1, row_bytes) + 1
     return share if tokens == 1 else share + -share % _TILE
 
 

@@ -22,6 +22,7 @@ from kit.cpu import (
     norm,
     recurrent,
     routing,
+    rows,
     streams,
     threads,
 )
@@ -66,6 +67,8 @@ OPERATIONS = {
     "dequantize": Operation(dequantize.step, strided=True),
     "append": Operation(history.append_step, strided=True),
     "route": Operation(routing.step, strided=True),
+    "take": Operation(rows.take_step),
+    "mix": Operation(rows.mix_step),
 }
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -67,6 +67,13 @@ class Task(int):
 # An argument of a task: an integer; or memory, whose address the task gets, and None for address 0. Memory is named itself,
 # and ``address_of`` is the only place that takes its address: whoever keeps a step keeps what its addresses point to.
 Argument = Any  # int | np.ndarray | torch.Tensor | None
+
+
+class Each(NamedTuple):
+    """An argument of several steps that are alike but for it: the number of each."""
+
+    numbers: np.ndarray
+
 
 Arguments = dict[str, Argument] | Sequence[Argument]  # by name, or up to WORDS in order
 Step = tuple[Task, Arguments, int]  # what kit.cpu.threads runs: a task, its arguments and the number of tasks

@@ -26,6 +26,7 @@ from kit.cpu.tasks import (
     WORDS,
     Argument,
     Arguments,
+    Each,
     Static,
     Step,
     Task,
@@ -145,8 +146,24 @@ def run_all(steps: Sequence[Step]) -> None:
 
 
 def together(steps: Sequence[Step]) -> Step:
-    """One step that does several steps, none of which needs another's result and whose memory the caller keeps."""
-    return _of_queue("one_of"), dict(steps=_rows(steps)), sum(tasks for _, _, tasks in steps)
+    """One step that does several steps, none of which needs another's result and whose memory the caller keeps. One with
+    ``Each`` among its arguments is as many steps; its number of tasks may be one of these too."""
+    rows = np.concatenate([_rows_of_each(*step) for step in steps])
+    return _of_queue("one_of"), dict(steps=rows), int(rows[:, TASKS].sum())
+
+
+def _rows_of_each(task, arguments, tasks):
+    """The rows of a step, one but for ``Each``."""
+    given = task.in_order(arguments) if isinstance(arguments, dict) else arguments
+    each = {
+        place: argument.numbers for place, argument in enumerate([tasks, *given], ARGUMENTS - 1) if isinstance(argument, Each)
+    }
+    each[TASKS] = each.pop(ARGUMENTS - 1, tasks)
+    row = _rows([(task, [0 if isinstance(argument, Each) else argument for argument in given], 0)])
+    rows = row.repeat(max((len(numbers) for place, numbers in each.items() if place != TASKS), default=1), 0)
+    for place, numbers in each.items():
+        rows[:, place] = numbers
+    return rows
 
 
 def _rows(steps):

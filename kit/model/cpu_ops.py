@@ -251,7 +251,8 @@ class CpuOps(Ops):
         for group in groups(chosen, share, lambda tokens: self.alone(stacks, tokens)):
             self._group = ProductsOfGroup(group, self.weights, self._linear.activations) if len(group.experts) > 1 else None
             rows, token, own = self.rows(input, group.token), group.token, group.share
-            yield (group, rows * own, (token, 1)) if self._inside(router) else (group, rows, (token, own))
+            inside = self._inside(router)
+            yield group, rows * own if inside else rows, (token, torch.ones_like(own) if inside else own)
         self._group = None
 
     def alone(self, stacks: list[str], tokens: int) -> bool:
@@ -274,8 +275,7 @@ class CpuOps(Ops):
         return self.config.layers[layer_of(router)].feed_forward.routing.inside
 
     def mix(self, x, y, share):
-        token, factor = share
-        x.index_add_(0, token, y.mul_(factor))
+        self.do("mix", x, y.contiguous(), *share)
 
     def expects(self, names: list[str]) -> None:
         """Announces the experts' matrices that are used next, in order."""
@@ -284,7 +284,9 @@ class CpuOps(Ops):
 
     def rows(self, input, index: torch.Tensor):
         """The input of the tokens ``index``."""
-        return input[index]
+        out = self.new(len(index), input.shape[1])
+        self.do("take", input.contiguous(), index, out)
+        return out
 
     def route(self, name, x) -> tuple[torch.Tensor, torch.Tensor]:
         """(share, expert) of each token's best experts by the router ``name``, (tokens, experts in use) each."""

@@ -9,7 +9,7 @@ from kit.cpu.linear import Activations
 from kit.gguf.names import layer_of
 from kit.trace import Span
 
-_ROWS = 1024  # tokens of a group's experts: what they take and give stays in the last-level cache
+_ROWS = 2048  # tokens of a group's experts: what they take and give stays in a last-level cache
 
 
 class GroupOfExperts(NamedTuple):
@@ -46,14 +46,14 @@ class ProductsOfGroup:
 
     def __init__(self, group: GroupOfExperts, weights, activations: str):
         self._group, self._weights, self._how = group, weights, activations
-        self._x, self._parts = None, []  # the last input, and its activations, which gate and up share
+        self._x = self._activations = None  # of the last input, which gate and up share
 
     def linear(self, stack: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
         """The product of each expert's matrix and its tokens of x (rows, columns), (rows, out); and the bytes of a matrix."""
-        matrices = [self._weights.blocks(f"{stack}[{expert}]") for expert in self._group.experts]
+        blocks, qtype = self._weights.blocks(stack), self._weights.info(stack).qtype
         if x is not self._x:
-            self._x, self._parts = x, [Activations(part) for part in x.contiguous().split(self._group.sizes)]
-        return Activations.products(self._parts, matrices, self._weights.info(stack).qtype, self._how), matrices[0].nbytes
+            self._x, self._activations = x, Activations.several(x, self._group.sizes)
+        return self._activations.products(blocks, self._group.experts, qtype, self._how), blocks[0].nbytes
 
     def each(self, vectors: torch.Tensor) -> torch.Tensor:
         """The vector of its expert for each row."""

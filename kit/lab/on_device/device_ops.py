@@ -76,6 +76,10 @@ class DeviceOps(CpuOps):
     def alone(self, stacks, tokens):
         return True  # an expert is fetched just before its products
 
+    def mix(self, x, y, share):
+        token, factor = share
+        x.index_add_(0, token, y.mul_(factor))
+
     def rows(self, input, index):
         rows = input[index]  # planes, or a tensor of many tokens, which is packed again because few may be left
         return pack_activations(rows) if rows.ndim == 2 else rows
