@@ -41,7 +41,7 @@ from kit.cpu.simd.vectors import (
     u32x16,
 )
 from kit.cpu.superblocks import SUPERBLOCK
-from kit.cpu.tasks import task
+from kit.cpu.tasks import Static, Step, task
 from kit.products import PRODUCTS
 
 f32, i64 = types.float32, types.int64
@@ -74,8 +74,16 @@ def quantize(
         -(-columns // SUPERBLOCK), tokens, record_bytes(digits), dtype=torch.uint8, device="cpu"
     )  # torch aligns to 64 bytes
     layout = dict(order=order, digits=digits, group=group, sums=sums, in_units=in_units, times=times)
-    threads.run(quantizing(), dict(x=x, columns=columns, tokens=tokens, records=records) | layout, tokens)
+    threads.run(*quantize_step(x, columns, tokens, records, layout))
     return records
+
+
+def quantize_step(x, columns: int, tokens: int, records, layout: dict[str, int]) -> Step:
+    """``quantize`` of x to records, in memory that is there."""
+    digits, group = (layout[name] for name in ("digits", "group"))
+    others = {name: value for name, value in layout.items() if name not in ("digits", "group")}
+    arguments = dict(x=x, columns=columns, tokens=tokens, records=records) | others
+    return quantizing(str(digits), str(group)), arguments, tokens
 
 
 def record_bytes(digits: int) -> int:
@@ -83,15 +91,11 @@ def record_bytes(digits: int) -> int:
     return RECORD + SUPERBLOCK * (digits - 1 if digits < WORDS else 4 if digits == WORDS else 2)
 
 
-_bytes = inner(record_bytes)
-
-
 def rounded(x: torch.Tensor, group: int) -> torch.Tensor:
     """x (tokens, columns) float32 after rounding to int8 and back: the numbers that the int8 way multiplies."""
     tokens, columns = x.shape
     x, y = x.contiguous(), torch.empty(tokens, columns, dtype=torch.float32, device="cpu")
-    arguments = dict(x=x, columns=columns, y=y, order=address(NATURAL), group=group)
-    threads.run(_rounding(), arguments, tokens)
+    threads.run(_rounding(str(group)), dict(x=x, columns=columns, y=y, order=address(NATURAL)), tokens)
     return y
 
 
@@ -109,33 +113,35 @@ def _array(order) -> np.ndarray:
 
 
 @task
-def quantizing():
+def quantizing(digits: Static, group: Static):
     """The task of ``quantize``."""
+    digits, group = int(digits.value), int(group.value)
+    size, quantize_superblock = record_bytes(digits), _superblock_of(digits, group // 16)
+
+    def _quantize_token(token, x, columns, tokens, records, order, sums, in_units, times):
+        x += 4 * columns * token
+        for n in range((columns + 255) // 256):
+            record = records + (n * tokens + token) * size
+            quantize_superblock(x + 1024 * n, min(16, columns // 16 - 16 * n), record, order, in_units)
+            if sums == 32:
+                both = load(f32x16, record + SUMS)
+                store(record + SUMS, both + swap_neighbors(both))
+            if times:
+                store(record + SUMS, convert(i32x16, load(f32x16, record + SUMS)) * times)
+
     return _quantize_token
 
 
-def _quantize_token(token, x, columns, tokens, records, order, digits, group, sums, in_units, times):
-    x += 4 * columns * token
-    size = _bytes(digits)
-    for n in range((columns + 255) // 256):
-        record = records + (n * tokens + token) * size
-        _quantize_superblock(x + 1024 * n, min(16, columns // 16 - 16 * n), record, order, digits, group // 16, in_units)
-        if sums == 32:
-            both = load(f32x16, record + SUMS)
-            store(record + SUMS, both + swap_neighbors(both))
-        if times:
-            store(record + SUMS, convert(i32x16, load(f32x16, record + SUMS)) * times)
-
-
 @task
-def _rounding():
+def _rounding(group: Static):
     """The task of ``rounded``."""
+    quantize_superblock = _superblock_of(1, int(group.value) // 16)
 
-    def round_token(token, x, columns, y, order, group):
+    def round_token(token, x, columns, y, order):
         record = _record()
         for at in range(4 * columns * token, 4 * columns * (token + 1), 4 * SUPERBLOCK):
             sixteens = min(16, (4 * columns * (token + 1) - at) // 64)
-            _quantize_superblock(x + at, sixteens, record, order, 1, group // 16, 0)
+            quantize_superblock(x + at, sixteens, record, order, 0)
             for n in range(sixteens):
                 scale = load(f32, record + SCALE + 4 * n)
                 store(y + at + 64 * n, convert(f32x16, load(i8x16, record + 16 * n)) * scale)
@@ -146,48 +152,61 @@ def _rounding():
 _record, _inverses = stack(RECORD), stack(64)
 
 
-@inner
-def _quantize_superblock(x, sixteens, record, order, digits, group, in_units):
-    """Write one record from ``sixteens`` x 16 numbers at x; ``group`` x 16 of them share a scale."""
-    inverses, below = _inverses(), 8 if digits == WORD else 8 * (min(digits, 3) - 1)  # bits after the first digit
-    fine = f32(1 << below)
-    for start in range(0, 16, group):
-        magnitudes = broadcast(u32x16, 0)
-        for n in range(start, min(sixteens, start + group)):
-            # of positive floats, NaN included, the bits are in the order of the numbers
-            magnitude = bitcast(u32x16, load(f32x16, x + 64 * n)) & 0x7FFFFFFF
-            magnitudes = select(magnitude > magnitudes, magnitude, magnitudes)
-        largest = bitcast(f32, greatest(magnitudes))
-        scale, inverse = largest / f32(127), f32(127) / largest
-        if group == 16:
-            scale = f32(1) / inverse  # as ggml's Q8_K
-        if largest < _SMALLEST:
-            scale = inverse = f32(0)
-        for n in range(start, start + group):
-            store(inverses + 4 * n, inverse)
-            store(record + SCALE + 4 * n, scale / fine)
-    for place in range(16):
-        n, at = load(i64, order + 8 * place), record + 16 * place
-        code = broadcast(i32x16, 0)
-        if n < sixteens:
-            number = load(f32x16, x + 64 * n) * load(f32, inverses + 4 * n)
-            nearest = number + ROUNDER
-            rest = (number - (nearest - ROUNDER)) * fine + ROUNDER  # the difference is exact
-            code = ((bitcast(i32x16, nearest) - ROUNDER_BITS) << 16) + ((bitcast(i32x16, rest) - ROUNDER_BITS) << (16 - below))
-        scale = f32(1) if in_units else load(f32, record + SCALE + 4 * n)
-        store(record + SUMS + 4 * n, f32(-add_up(code)) * (f32(2**-16) * fine * scale))
-        second = (code + 128) >> 8  # a digit is the low byte, signed; what is above it is the number without the digit
-        if digits >= WORDS:
-            store(record + RECORD + 32 * place, convert(i16x16, second))
-        if digits == WORDS:
-            store(record + RECORD + 2 * SUPERBLOCK + 32 * place, convert(i16x16, code - (second << 8)))
-        if digits >= WORDS:
-            continue
-        store(at, convert(i8x16, (second + 128) >> 8))
-        if digits > 1:
-            store(at + RECORD, convert(i8x16, second))
-        if digits > 2:
-            store(at + RECORD + SUPERBLOCK, convert(i8x16, code))
+def _superblock_of(digits: int, group: int):
+    """quantize_superblock(x, sixteens, record, order, in_units): write one record from ``sixteens`` x 16 numbers at x, of which
+    ``group`` x 16 share a scale. A function for each layout: one for all took twice as long."""
+    below = 8 if digits == WORD else 8 * (min(digits, 3) - 1)  # bits after the first digit
+    fine, ahead = np.float32(1 << below), 16 - below
+    unit = np.float32(2.0**-16) * fine
+
+    @inner(forceinline=True)
+    def codes(number):
+        """The number in digits, the first from bit 16 on."""
+        nearest = number + ROUNDER
+        first = bitcast(i32x16, nearest) - ROUNDER_BITS
+        if below == 0:
+            return first << 16
+        rest = (number - (nearest - ROUNDER)) * fine + ROUNDER  # the difference is exact
+        return (first << 16) + ((bitcast(i32x16, rest) - ROUNDER_BITS) << ahead)
+
+    @inner
+    def quantize_superblock(x, sixteens, record, order, in_units):
+        inverses = _inverses()
+        for start in range(0, 16, group):
+            magnitudes = broadcast(u32x16, 0)
+            for n in range(start, min(sixteens, start + group)):
+                # of positive floats, NaN included, the bits are in the order of the numbers
+                magnitude = bitcast(u32x16, load(f32x16, x + 64 * n)) & 0x7FFFFFFF
+                magnitudes = select(magnitude > magnitudes, magnitude, magnitudes)
+            largest = bitcast(f32, greatest(magnitudes))
+            scale, inverse = largest / f32(127), f32(127) / largest
+            if group == 16:
+                scale = f32(1) / inverse  # as ggml's Q8_K
+            if largest < _SMALLEST:
+                scale = inverse = f32(0)
+            for n in range(start, start + group):
+                store(inverses + 4 * n, inverse)
+                store(record + SCALE + 4 * n, scale / fine)
+        for place in range(16):
+            n, at = load(i64, order + 8 * place), record + 16 * place
+            code = broadcast(i32x16, 0)
+            if n < sixteens:
+                code = codes(load(f32x16, x + 64 * n) * load(f32, inverses + 4 * n))
+            scale = f32(1) if in_units else load(f32, record + SCALE + 4 * n)
+            store(record + SUMS + 4 * n, f32(-add_up(code)) * (unit * scale))
+            second = (code + 128) >> 8  # a digit is the low byte, signed; what is above it is the number without the digit
+            if digits >= WORDS:
+                store(record + RECORD + 32 * place, convert(i16x16, second))
+                if digits == WORDS:
+                    store(record + RECORD + 2 * SUPERBLOCK + 32 * place, convert(i16x16, code - (second << 8)))
+            else:
+                store(at, convert(i8x16, (second + 128) >> 8))
+                if digits > 1:
+                    store(at + RECORD, convert(i8x16, second))
+                if digits > 2:
+                    store(at + RECORD + SUPERBLOCK, convert(i8x16, code))
+
+    return quantize_superblock
 
 
 # Added to a number below 2^22, 1.5 * 2^23 leaves its nearest integer in the low bits.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kit.cpu import crossings, gemm, gemm_codes, gemv_values, threads
-from kit.cpu.activations import DIGITS, quantizing, record_bytes, rounded
+from kit.cpu.activations import DIGITS, quantize_step, record_bytes, rounded
 from kit.cpu.buffers import ARENA
 from kit.cpu.crossings import FLOATS, ROWS, TILES
 from kit.cpu.simd.tiers import matrix, tier
@@ -104,8 +104,7 @@ class Activations:
         if key not in self._made:
             size = -(-columns // SUPERBLOCK), tokens, record_bytes(layout["digits"])
             self._made[key] = records = ARENA.results.empty(size, torch.uint8)
-            arguments = dict(x=self.x, columns=columns, tokens=tokens, records=records) | layout
-            steps = [(quantizing(), arguments, tokens)]
+            steps = [quantize_step(self.x, columns, tokens, records, layout)]
         return self._made[key], steps
 
 
@@ -147,8 +146,7 @@ class _Several:
             for layout, own in groups:
                 if layout:
                     x, n = address_of(self._x) + 4 * columns * self._first[own], Each(self._sizes[own])
-                    arguments = dict(x=Each(x), columns=columns, tokens=n, records=Each(self._at[own])) | layout
-                    steps.append((quantizing(), arguments, n))
+                    steps.append(quantize_step(Each(x), columns, n, Each(self._at[own]), layout))
         return self._at
 
 

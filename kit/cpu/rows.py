@@ -8,7 +8,7 @@ from kit.cpu.simd.vectors import broadcast, f32x16
 from kit.cpu.tasks import Static, Step, task
 
 f32, i64 = types.float32, types.int64
-_ROWS, _COLUMNS = 16, 256  # of a task
+_ROWS, _COLUMNS = 16, 512  # of a task
 
 
 def take_step(x: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> Step:
