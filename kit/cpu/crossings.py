@@ -9,15 +9,16 @@ import functools
 import json
 import math
 import time
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from kit.cpu import gemm, gemm_codes, gemv_few
+from kit.cpu import gemm, gemm_codes, gemv_few, gemv_values
 from kit.cpu.activations import DIGITS, quantize
 from kit.cpu.gemv_codes import kernel as kernel_of_rows
 from kit.cpu.gemv_codes import layout as layout_of_rows
-from kit.cpu.simd.tiers import tier
+from kit.cpu.simd.tiers import matrix, tier
 from kit.cpu.superblocks import SUPERBLOCK
 from kit.cpu.tasks import Task, address_of, beside, function
 from kit.errors import KitError
@@ -137,27 +138,35 @@ def _call(format, activations, name, size, x, y):
     return call
 
 
-def kernel(format: Format, activations: str, name: str, tokens: int):
-    """The task of one of these kernels."""
-    return chosen(format, activations, name, tokens)[0]
+class ChosenKernel(NamedTuple):
+    """How so many tokens are multiplied: by ROWS, FEW, TILES or FLOATS. ``layout``: what ``quantize`` needs to know; nothing
+    where x stays as it is."""
+
+    name: str
+    kernel: Task
+    layout: dict[str, int]
 
 
-def layout(format: Format, activations: str, name: str, tokens: int) -> dict[str, int]:
-    """What ``quantize`` needs to know for ROWS, FEW or TILES."""
-    return chosen(format, activations, name, tokens)[1]
-
-
-def chosen(format: Format, activations: str, name: str, tokens: int) -> tuple[Task, dict[str, int]]:
-    """``kernel`` and ``layout``. A pass asks hundreds of times, and they took as long to find as a small product."""
-    return _chosen(format, activations, name, tokens, tier().value, gemm_codes.multiplier(activations, tokens))
+def way(format: Format, activations: str, tokens: int, recorded: bool = False, alike: bool = False) -> ChosenKernel:
+    """By the fastest kernel. A pass asks hundreds of times, and one took as long to find as a small product."""
+    by = tier().value, matrix(), fastest, _times  # the functions, because a test may have put others in their place
+    return _way(format, activations, tokens, recorded, alike, *by)
 
 
 @functools.cache
-def _chosen(format, activations, name, tokens, *_):
-    return _kernel(format, activations, name, tokens), _layout(format, activations, name, tokens)
+def _way(format, activations, tokens, recorded, alike, *_):
+    if format.codes is None:
+        name = FLOATS if tokens >= gemm.FEWEST and not recorded else ROWS
+        return ChosenKernel(name, (gemm if name == FLOATS else gemv_values).kernel(format, tier()), {})
+    name = ROWS if tokens == 1 else fastest(format, activations, tokens, recorded, alike)
+    floats = name == FLOATS
+    return ChosenKernel(
+        name, kernel(format, activations, name, tokens), {} if floats else layout(format, activations, name, tokens)
+    )
 
 
-def _kernel(format, activations, name, tokens):
+def kernel(format: Format, activations: str, name: str, tokens: int) -> Task:
+    """The task of one of these kernels."""
     if name == ROWS:
         return kernel_of_rows(format, tier(), activations)
     if name == FEW:
@@ -172,7 +181,8 @@ def _kernel(format, activations, name, tokens):
     return gemm_codes.kernel(format, tier(), by, activations, str(wide), how, together)
 
 
-def _layout(format, activations, name, tokens):
+def layout(format: Format, activations: str, name: str, tokens: int) -> dict[str, int]:
+    """What ``quantize`` needs to know for ROWS, FEW or TILES."""
     if name == TILES:
         return gemm_codes.layout(format, activations, tokens)
     return layout_of_rows(format, tier().value, activations)

@@ -3,10 +3,9 @@
 A task computes ``share`` rows of y for all tokens; its strides are the bytes from one token's x and y to the next.
 """
 
-import functools
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +13,10 @@ import torch
 from kit.cpu import crossings, gemm, gemm_codes, gemv_values, threads
 from kit.cpu.activations import DIGITS, quantize_step, record_bytes, rounded
 from kit.cpu.buffers import ARENA
-from kit.cpu.crossings import FLOATS, ROWS, TILES
-from kit.cpu.simd.tiers import matrix, tier
+from kit.cpu.crossings import FLOATS, TILES
+from kit.cpu.simd.tiers import tier
 from kit.cpu.superblocks import SUPERBLOCK
-from kit.cpu.tasks import Each, Step, Task, address_of
+from kit.cpu.tasks import Each, Step, address_of
 from kit.errors import QuantError
 from kit.gguf.formats import FORMATS, Format
 from kit.products import PRODUCTS
@@ -80,7 +79,7 @@ class Activations:
         """The steps after which y (tokens, rows) holds the product of the matrix and x, as ``linear`` computes it."""
         format = _check(blocks, qtype, self.x, activations)
         (rows, row_bytes), (tokens, columns), steps, x = blocks.shape, self.x.shape, [], self.x
-        name, kernel, layout = _way(format, activations, tokens, self._recorded, self._alike)
+        name, kernel, layout = crossings.way(format, activations, tokens, self._recorded, self._alike)
         if layout:
             x, steps = self._quantized(layout)
         share = _share(name, rows, row_bytes, tokens, activations)
@@ -120,7 +119,7 @@ class _Several:
         computes them."""
         format, (_, rows, row_bytes), columns = _check(blocks[0], qtype, self._x, activations), blocks.shape, self._x.shape[1]
         y = ARENA.results.empty((len(self._x), rows), torch.float32)
-        ways = [_way(format, activations, n) for n in self._sizes.tolist()]
+        ways = [crossings.way(format, activations, n) for n in self._sizes.tolist()]
         at, steps, products = address_of(blocks) + np.array(places, np.int64) * blocks.strides[0], [], []
         records = self._quantized([way.layout for way in ways], steps)
         for way, own in _alike(ways):
@@ -180,28 +179,6 @@ class Product:
             self._x.copy_(x)
             self._program.run()
             return self._y.clone()
-
-
-class _Way(NamedTuple):
-    """How so many tokens are multiplied. ``layout``: what ``quantize`` needs to know; nothing where x stays as it is."""
-
-    name: str
-    kernel: Task
-    layout: dict[str, int]
-
-
-def _way(format, activations, tokens, recorded=False, alike=False) -> _Way:
-    return _found(format, activations, tokens, recorded, alike, tier().value, matrix())
-
-
-@functools.cache
-def _found(format, activations, tokens, recorded, alike, *_):
-    if format.codes is None:
-        name = FLOATS if tokens >= gemm.FEWEST and not recorded else ROWS
-        return _Way(name, (gemm if name == FLOATS else gemv_values).kernel(format, tier()), {})
-    name = ROWS if tokens == 1 else crossings.fastest(format, activations, tokens, recorded, alike)
-    kernel, layout = crossings.chosen(format, activations, name, tokens)
-    return _Way(name, kernel, {} if name == FLOATS else layout)
 
 
 def _share(name, rows, row_bytes, tokens, activations) -> int:

@@ -248,7 +248,8 @@ class CpuOps(Ops):
         scales = self.vector(router.replace("ffn_gate_inp.weight", "ffn_down_exps.scale"))
         share = share if scales is None else share * scales[chosen]
         self.expects([f"{stack}[{expert}]" for expert in chosen.unique().tolist() for stack in stacks])
-        for group in groups(chosen, share, lambda tokens: self.alone(stacks, tokens)):
+        one = len(chosen) == 1  # which has its experts in order of time, as when it is recorded
+        for group in groups(chosen, share, lambda tokens: one or self.alone(stacks, tokens)):
             self._group = ProductsOfGroup(group, self.weights, self._linear.activations) if len(group.experts) > 1 else None
             rows, token, own = self.rows(input, group.token), group.token, group.share
             inside = self._inside(router)
