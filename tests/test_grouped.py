@@ -5,6 +5,10 @@ import pytest
 import torch
 
 import kit
+from kit.cpu.linear import Activations, linear
+from kit.cpu.operations import run
+from kit.gguf.formats import FORMATS
+from kit.lab.exactness import random_blocks
 from kit.lab.synthetic.write import synthesize
 from kit.model import grouped
 from kit.model.cpu_ops import CpuOps
@@ -49,3 +53,27 @@ def test_a_group_has_as_many_experts_as_its_rows_allow(monkeypatch):
         rows = zip([e for e, n in zip(group.experts, group.sizes, strict=True) for _ in range(n)], group.token, strict=True)
         assert group.share[:, 0].tolist() == [share[token][chosen[token] == expert].item() for expert, token in rows]
     assert [group.experts for group in grouped.groups(chosen, share, lambda tokens: True)] == [[0], [1], [2], [5]]
+
+
+@pytest.mark.parametrize(("tokens", "rows", "size"), [(5, 1, 16), (7, 37, 40), (3, 64, 1040)])
+def test_rows_are_taken_and_mixed_as_torch_does(tokens, rows, size):
+    """In widths that are no multiple of a vector or of a task's columns."""
+    generator = torch.Generator().manual_seed(rows)
+    x, y = (torch.randn(n, size, generator=generator) for n in (tokens, rows))
+    index, shares = torch.randint(tokens, (rows,), generator=generator), torch.rand(rows, 1, generator=generator)
+    out = torch.empty(rows, size)
+    assert run("take", x, index, out) and torch.equal(out, x[index])
+    right = x.double().index_add_(0, index, y.double() * shares.double())
+    assert run("mix", x, y, index, shares) and (x - right).abs().max() < 1e-5
+
+
+def test_several_products_share_records_where_their_layouts_are_equal():
+    """Each is that of its matrix alone, of formats whose records differ too."""
+    sizes, places = [3, 20, 1, 20, 7], [4, 0, 1, 5, 2]
+    x = torch.randn(sum(sizes), 512, generator=torch.Generator().manual_seed(0))
+    several = Activations.several(x, sizes)
+    for qtype, how in [("Q4_K", "int8"), ("Q4_K", "int8"), ("Q6_K", "int8"), ("F16", "int8"), ("Q8_0", "float32")]:
+        blocks = random_blocks(qtype, 6 * 33 * 512 // FORMATS[qtype].block_elements, 0).reshape(6, 33, -1)
+        parts = zip(places, x.split(sizes), strict=True)
+        right = torch.cat([linear(blocks[place], qtype, part, how) for place, part in parts])
+        assert torch.equal(several.products(blocks, places, qtype, how), right)
