@@ -50,8 +50,8 @@ def pytest_runtest_logfinish():
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch, request):
     """Words do not depend on what else runs beside the tests; the fixture ``crowded`` says that something does, and
-    ``measured_load`` that it is measured. Nor do they on how much runs of this kind of machine differ: on one whose runs differed
-    by a third, a verdict of a page was another."""
+    ``measured_load`` that it is measured. Nor do they on how much runs of this kind of machine differ: on one whose runs
+    differed by a third, a page's verdict was another."""
     monkeypatch.setattr("kit.lab.measuring.drift.machine_id", lambda: "new")
     if "crowded" not in request.fixturenames:
         monkeypatch.setattr("kit.lab.measuring.busy.Busy.seen", lambda self, others: self)

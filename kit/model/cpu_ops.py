@@ -259,7 +259,8 @@ class CpuOps(Ops):
     def alone(self, stacks: list[str], tokens: int) -> bool:
         """Whether an expert with so many tokens is computed alone: its blocks are not all at hand, or torch multiplies them."""
         how, types = self._linear.activations, [self.weights.info(stack).qtype for stack in stacks]
-        return not how or bool(self.weights.experts) or any(in_pieces(qtype, tokens, how) for qtype in types)
+        mapped = getattr(self.weights, "mapped", True) and not self.weights.experts
+        return not how or not mapped or any(in_pieces(qtype, tokens, how) for qtype in types)
 
     def linear(self, name, input, add_to=None):
         if self._group is None or "_exps." not in name:

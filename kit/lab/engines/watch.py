@@ -1,6 +1,5 @@
 """What a machine does while a server answers: a window of counters of the server's processes, its group and the machine."""
 
-import mmap
 import threading
 import time
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ import psutil
 from kit.lab.engines.owner import Owner
 from kit.lab.measuring import state
 from kit.system import groups, processes
+from kit.system.rows import PAGE
 
 _EVERY = 0.02  # seconds between two looks at whether a thread waits for a disk
 _WORKS = 0.3  # of the time that the most active thread ran: a thread that ran for more is one of those that compute
@@ -54,7 +54,7 @@ class Seen:
     @property
     def paged_in(self) -> int:
         """Pages that were read, of which one fault may read hundreds ahead."""
-        return max(self.faults, self.read // mmap.PAGESIZE)
+        return max(self.faults, self.read // PAGE)
 
     @property
     def woken(self) -> int:
