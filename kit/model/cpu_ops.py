@@ -250,7 +250,7 @@ class CpuOps(Ops):
         self.expects([f"{stack}[{expert}]" for expert in chosen.unique().tolist() for stack in stacks])
         one = len(chosen) == 1  # which has its experts in order of time, as when it is recorded
         for group in groups(chosen, share, lambda tokens: one or self.alone(stacks, tokens)):
-            self._group = ProductsOfGroup(group, self.weights, self._linear.activations) if len(group.experts) > 1 else None
+            self._group = ProductsOfGroup(group, self._linear.activations) if len(group.experts) > 1 else None
             rows, token, own = self.rows(input, group.token), group.token, group.share
             inside = self._inside(router)
             yield group, rows * own if inside else rows, (token, torch.ones_like(own) if inside else own)
@@ -265,13 +265,7 @@ class CpuOps(Ops):
     def linear(self, name, input, add_to=None):
         if self._group is None or "_exps." not in name:
             return super().linear(name, input, add_to)
-        start, stack = self.begin(), name.partition("[")[0]
-        y, nbytes = self._group.linear(stack, input)
-        bias = self.vector(stack.replace("weight", "bias"))
-        if bias is not None:
-            self.plus(y, self._group.each(bias), 1.0)
-        self.trace.later(self._group.spans(stack, self.trace.token, nbytes, start, self.begin()))
-        return y
+        return self._group.linear(self, name.partition("[")[0], input)
 
     def _inside(self, router):
         return self.config.layers[layer_of(router)].feed_forward.routing.inside

@@ -1,6 +1,7 @@
 """Products of several experts at once: those of a prompt have a few tokens each, and to ask for each took a quarter of it."""
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ def groups(chosen: torch.Tensor, share: torch.Tensor, alone: Callable[[int], boo
     experts, order = chosen.ravel().sort(stable=True)
     token, share = order // chosen.shape[1], share.ravel()[order, None]
     experts, sizes = (each.tolist() for each in experts.unique_consecutive(return_counts=True))
-    first, at, rows = 0, 0, 0
+    first, at, rows, alone = 0, 0, 0, cache(alone)
     for place, size in enumerate(sizes):
         rows += size
         following = sizes[place + 1] if place + 1 < len(sizes) else 0
@@ -42,25 +43,26 @@ def groups(chosen: torch.Tensor, share: torch.Tensor, alone: Callable[[int], boo
 
 
 class ProductsOfGroup:
-    """The products of a group: of what ``activations`` says, from the blocks of ``weights``."""
+    """The products of a group, of blocks and of what ``activations`` says."""
 
-    def __init__(self, group: GroupOfExperts, weights, activations: str):
-        self._group, self._weights, self._how = group, weights, activations
+    def __init__(self, group: GroupOfExperts, activations: str):
+        self._group, self._how = group, activations
         self._x = self._activations = None  # of the last input, which gate and up share
 
-    def linear(self, stack: str, x: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """The product of each expert's matrix and its tokens of x (rows, columns), (rows, out); and the bytes of a matrix."""
-        blocks, qtype = self._weights.blocks(stack), self._weights.info(stack).qtype
+    def linear(self, ops, stack: str, x: torch.Tensor) -> torch.Tensor:
+        """``Ops.linear`` of each expert's matrix and its tokens of x (rows, columns): (rows, out)."""
+        start, blocks, qtype = ops.begin(), ops.weights.blocks(stack), ops.weights.info(stack).qtype
         if x is not self._x:
             self._x, self._activations = x, Activations.several(x, self._group.sizes)
-        return self._activations.products(blocks, self._group.experts, qtype, self._how), blocks[0].nbytes
+        y = self._activations.products(blocks, self._group.experts, qtype, self._how)
+        vectors = ops.vector(stack.replace("weight", "bias"))
+        if vectors is not None:
+            sizes = torch.tensor(self._group.sizes, dtype=torch.int64, device="cpu")
+            ops.plus(y, vectors[self._group.experts].repeat_interleave(sizes, 0), 1.0)
+        ops.trace.later(self._spans(stack, ops.trace.token, blocks[0].nbytes, start, ops.begin()))
+        return y
 
-    def each(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The vector of its expert for each row."""
-        sizes = torch.tensor(self._group.sizes, dtype=torch.int64, device="cpu")
-        return vectors[self._group.experts].repeat_interleave(sizes, 0)
-
-    def spans(self, stack: str, token: int, nbytes: int, start: int, end: int) -> Callable[[], Iterator[Span]]:
+    def _spans(self, stack: str, token: int, nbytes: int, start: int, end: int) -> Callable[[], Iterator[Span]]:
         """One for each expert, of the time that its tokens have in that of all."""
 
         def made():
